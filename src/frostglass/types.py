@@ -1,0 +1,188 @@
+"""The nouns every part of the package shares: images, splits, targets, views, reconstructions.
+
+Images are float32, NCHW, in [0, 1] wherever a function takes or returns them; `Images` keeps them as bytes and converts on the way out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frostglass.errors import AccessError, ConfigError, DataError
+from frostglass.runtime import capture
+
+Capability = Literal["labels", "scores", "gradients"]
+CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled pictures held as bytes: `pixels` uint8 (N, C, H, W), `labels` int64 (N,) into `names`, one `sources` entry a picture.
+
+    `attributes` holds binary attributes (N, A) where the data has them, named by `attribute_names`.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    names: tuple[str, ...]
+    sources: tuple[str, ...]
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
+            raise DataError(f"expected uint8 pixels of shape (N, C, H, W), got {self.pixels.dtype} {tuple(self.pixels.shape)}")
+        if not len(self.pixels) == len(self.labels) == len(self.sources):
+            raise DataError(f"{len(self.pixels)} pictures, {len(self.labels)} labels and {len(self.sources)} sources: the three must be as many")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.pixels.shape[1:])  # type: ignore[return-value]
+
+    def floats(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """The pictures at `index` as float32 in [0, 1]."""
+        return self.pixels[index].float().div_(255)
+
+    def at(self, index: Tensor) -> "Images":
+        """The pictures at `index`, as a set of their own."""
+        return Images(
+            pixels=self.pixels[index],
+            labels=self.labels[index],
+            names=self.names,
+            sources=tuple(self.sources[i] for i in index.tolist()),
+            attributes=None if self.attributes is None else self.attributes[index],
+            attribute_names=self.attribute_names,
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """Private train, validation and test pictures of the same identities, and public pictures of other ones.
+
+    `manifest` holds sizes and content hashes of the four parts. Build one with `make_split`, which checks that nothing overlaps.
+    """
+
+    train: Images
+    validation: Images
+    test: Images
+    public: Images
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.names
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained classifier: any module that maps images in [0, 1] to logits.
+
+    `head` names the last linear layer (its input is the penultimate feature), `taps` the layers a defense or an analysis may read.
+    """
+
+    module: nn.Module
+    classes: tuple[str, ...]
+    image_shape: Shape
+    head: str
+    taps: tuple[str, ...] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+
+    def view(self, access: Iterable[Capability]) -> "View":
+        """What an attacker granted `access` may touch of this target."""
+        return View(self, frozenset(access))
+
+    def fit(self, images: Tensor) -> Tensor:
+        """Pictures of any size, grey or colour, brought to what this target takes, differentiably."""
+        channels, *size = self.image_shape
+        if images.shape[1] != channels:
+            images = images.mean(1, keepdim=True) if channels == 1 else images.expand(-1, channels, -1, -1)
+        if list(images.shape[2:]) != size:
+            images = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+        return images
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and flattened penultimate features; the module's mode is the caller's business."""
+        with capture(self.module, (self.head,), inputs=True) as seen:
+            logits = self.module(self.fit(images))
+        return logits, seen[self.head].flatten(1)
+
+
+class View:
+    """A target behind a counter: each use must be granted, each picture shown is counted in `queries`.
+
+    `labels` grants hard labels, `scores` probabilities, `gradients` everything a white-box attacker reads: differentiable logits and
+    features. `gradients` includes `scores`, and `scores` includes `labels`.
+    """
+
+    def __init__(self, target: Target, access: frozenset[Capability]):
+        unknown = sorted(set(access) - set(CAPABILITIES))
+        if unknown or not access:
+            raise ConfigError(f"access must name some of {', '.join(CAPABILITIES)}; got {', '.join(unknown) or 'nothing'}")
+        self._target = target
+        self.access = access
+        self.queries = 0
+        self.key = f"{target.key}:{'+'.join(sorted(access))}"
+
+    @property
+    def module(self) -> nn.Module:
+        """The network, for freezing during an attack; reading it directly needs `gradients`."""
+        return self._target.module
+
+    @property
+    def classes(self) -> int:
+        return len(self._target.classes)
+
+    @property
+    def image_shape(self) -> Shape:
+        return self._target.image_shape
+
+    def labels(self, images: Tensor) -> Tensor:
+        """The class the target says, (N,)."""
+        with torch.no_grad():
+            return self._query("labels", images)[0].argmax(1)
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Class probabilities, (N, K), without gradients."""
+        with torch.no_grad():
+            return self._query("scores", images)[0].softmax(1)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits, (N, K), differentiable with respect to the images."""
+        return self._query("gradients", images)[0]
+
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and penultimate features, differentiable with respect to the images."""
+        return self._query("gradients", images)
+
+    def _query(self, needed: Capability, images: Tensor) -> tuple[Tensor, Tensor]:
+        if not any(CAPABILITIES.index(granted) >= CAPABILITIES.index(needed) for granted in self.access):
+            raise AccessError(f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])")
+        self.queries += len(images)
+        return self._target.outputs(images)
+
+
+@dataclass(frozen=True)
+class Reconstructions:
+    """What an attack found: for each of I attacked identities, K pictures.
+
+    `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...); `confidence` (I, K) the target's
+    probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent.
+    """
+
+    images: Tensor
+    labels: Tensor
+    latents: Tensor
+    confidence: Tensor
+    queries: int
+    seconds: float
+    key: str = ""
