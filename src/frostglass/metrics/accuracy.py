@@ -1,0 +1,60 @@
+"""Attack accuracy, and every convention under which papers report it."""
+
+import torch
+from torch import Tensor
+
+from frostglass.checks import parameters
+from frostglass.metrics.base import Evidence, Rows, metrics
+
+
+@metrics.register
+@parameters
+class Accuracy:
+    """Does a judge recognise the attacked person? Columns `top1_N`, `top5_N` by each evaluator N, and by the target itself.
+
+    `target_top1` low means that the attack did not optimise; high with a low `top1_1` means that the target was fooled by pictures no
+    judge accepts. `target_confidence` is the target's probability of the attacked class on the final 8-bit pictures.
+    """
+
+    def columns(self, evidence: Evidence) -> dict[str, Tensor]:
+        labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
+        columns = {
+            "target_top1": hits(evidence.target_logits, labels, 1),
+            "target_confidence": evidence.target_logits.softmax(1).gather(1, labels[:, None])[:, 0],
+        }
+        for number, (logits, _) in enumerate(evidence.evaluator_outputs, 1):
+            columns[f"top1_{number}"] = hits(logits, labels, 1)
+            columns[f"top5_{number}"] = hits(logits, labels, 5)
+        return {name: evidence.table(values) for name, values in columns.items()}
+
+
+def hits(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    """1 where the label is among the k largest logits."""
+    k = min(k, logits.shape[1])
+    return (logits.topk(k, dim=1).indices == labels[:, None]).any(1).float()
+
+
+def conventions(rows: Rows, evaluator: int = 1, group: int = 60) -> dict[str, float]:
+    """Attack accuracy as each code base averages it, from the same rows.
+
+    mean: over candidates and identities (KED-MI, BiDO, LOMMA, TL-DMI, PPA, PLG, CALoR). selected: the candidate the target likes best
+    (GMI). any: success of any candidate (GMI's "acc5"). std_draws and var_draws: spread over candidates of the mean over a group of
+    `group` identities, averaged over groups (BiDO; KED-MI). std_identities: spread over identities (VMI). top5: mean of top-5.
+    top5_last: top-5 of the last candidate only (LOMMA and TL-DMI print this). first: the first candidate (BREP-MI's one image).
+    """
+    top1, top5 = rows.columns[f"top1_{evaluator}"].double(), rows.columns[f"top5_{evaluator}"].double()
+    pick = rows.columns["target_confidence"].argmax(1)
+    draws = [part.mean(0) for part in top1.split(group)]
+    several = top1.shape[1] > 1
+    result = {
+        "mean": top1.mean(),
+        "selected": top1[torch.arange(len(top1)), pick].mean(),
+        "any": top1.amax(1).mean(),
+        "first": top1[:, 0].mean(),
+        "std_draws": torch.stack([d.std(unbiased=False) for d in draws]).mean() if several else torch.zeros(()),
+        "var_draws": torch.stack([d.var(unbiased=False) for d in draws]).mean() if several else torch.zeros(()),
+        "std_identities": top1.mean(1).std(unbiased=False),
+        "top5": top5.mean(),
+        "top5_last": top5[:, -1].mean(),
+    }
+    return {name: value.item() for name, value in result.items()}

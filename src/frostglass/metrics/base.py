@@ -1,0 +1,112 @@
+"""A score is a measured value with one row per identity and an interval; a metric turns evidence into columns of such rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from frostglass.errors import RunError
+from frostglass.metrics.stats import interval
+from frostglass.registry import Registry
+from frostglass.runtime import frozen
+from frostglass.types import Images, Reconstructions, Split, Target
+
+metrics = Registry("metric", "frostglass.metrics")
+CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean over identities of `values` (one per identity), with its bootstrap interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, values: Tensor) -> "Score":
+        low, high = interval(values)
+        return cls(name=name, value=values.double().mean().item(), low=low, high=high, values=tuple(values.tolist()))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row per (identity, candidate): `columns` maps a name to values (I, K); every averaging convention can be derived from them."""
+
+    labels: Tensor
+    columns: Mapping[str, Tensor]
+    info: Mapping[str, object] = field(default_factory=dict)
+    key: str = ""
+
+    def score(self, name: str) -> Score:
+        """Mean over candidates, then over identities."""
+        return Score.of(name, self.columns[name].double().mean(1))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What metrics may look at. Evaluators are judges only: nothing is ever selected with them."""
+
+    found: Reconstructions
+    target: Target
+    evaluators: Sequence[Target]
+    split: Split
+
+    @cached_property
+    def pictures(self) -> Tensor:
+        """All reconstructions in one row, as a viewer would get them: 8-bit pictures."""
+        return self.found.images.flatten(0, 1).mul(255).round().div(255)
+
+    @cached_property
+    def target_logits(self) -> Tensor:
+        return outputs(self.target, self.pictures)[0]
+
+    @cached_property
+    def evaluator_outputs(self) -> list[tuple[Tensor, Tensor]]:
+        return [outputs(evaluator, self.pictures) for evaluator in self.evaluators]
+
+    def table(self, flat: Tensor) -> Tensor:
+        """A value per picture as (I, K)."""
+        return flat.unflatten(0, self.found.images.shape[:2])
+
+
+class Metric(Protocol):
+    """A frozen set of parameters that measures columns of rows."""
+
+    name: ClassVar[str]
+
+    def columns(self, evidence: Evidence) -> dict[str, Tensor]: ...
+
+
+def outputs(judge: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
+    """Logits and features of many pictures, in evaluation mode and without gradients."""
+    device = next(judge.module.parameters()).device
+    logits, features = [], []
+    with frozen(judge.module), torch.no_grad():
+        for index in torch.arange(len(images)).split(CHUNK):
+            batch = images.floats(index) if isinstance(images, Images) else images[index]
+            some_logits, some_features = judge.outputs(batch.to(device))
+            logits.append(some_logits.cpu())
+            features.append(some_features.cpu())
+    return torch.cat(logits), torch.cat(features)
+
+
+def nearest(queries: Tensor, references: Tensor) -> Tensor:
+    """Euclidean distance from each query to its nearest reference."""
+    return torch.cat([torch.cdist(part, references).amin(1) for part in queries.split(1024)])
+
+
+def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
+    """All columns of all chosen metrics; a value that is not finite fails the step, because a skipped metric flatters a defense."""
+    columns: dict[str, Tensor] = {}
+    for metric in chosen:
+        for name, values in metric.columns(evidence).items():
+            if not values.isfinite().all():
+                raise RunError(f"metric {metric.name}: {name} is not finite for {int((~values.isfinite()).sum())} reconstructions")
+            columns[name] = values.float()
+    return Rows(labels=evidence.found.labels, columns=columns)

@@ -1,0 +1,53 @@
+"""A prior that is already there: embedded in the package or in a file of the user's."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+from frostglass.checks import parameters
+from frostglass.errors import CheckpointError, ConfigError
+from frostglass.priors.base import Prior, priors, read_prior
+from frostglass.registry import nearest
+from frostglass.types import Images, View
+
+
+def embedded() -> list[str]:
+    """Names of the priors that ship with the package."""
+    return sorted(f.name.removesuffix(".safetensors") for f in resources.files("frostglass.priors").joinpath("weights").iterdir() if f.name.endswith(".safetensors"))
+
+
+@priors.register
+@parameters
+class Pretrained:
+    """A prior from a file instead of from training: one that ships with the package, or any file a prior was saved to.
+
+    `faces32` is a wgan trained on 20,000 public people of the `faces` world at 32 pixels; `make prior` trains it again.
+
+    Args:
+        weights: the name of an embedded prior, or the path of a `prior.safetensors`.
+    """
+
+    weights: str = "faces32"
+
+    tied: ClassVar[bool] = False
+
+    def path(self) -> Path:
+        """Where the weights are."""
+        if self.weights in embedded():
+            return Path(str(resources.files("frostglass.priors").joinpath("weights", f"{self.weights}.safetensors")))
+        if not self.weights.endswith(".safetensors"):
+            raise ConfigError(f"no embedded prior named {self.weights!r}: {nearest(self.weights, embedded())}; or give the path of a .safetensors file")
+        return Path(self.weights)
+
+    def files(self) -> list[Path]:
+        """Files this prior reads."""
+        return [self.path()]
+
+    def train(self, public: Images, view: View | None, *, seed: int, work: Any) -> Prior:
+        """Read the prior; `public` is only asked for its shape."""
+        prior = read_prior(self.path())
+        if prior.tied_to is not None:
+            raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
+        if prior.image_shape[0] != public.shape[0]:
+            raise CheckpointError(f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {public.shape[0]}: train a prior on this data")
+        return prior
