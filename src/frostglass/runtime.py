@@ -80,7 +80,9 @@ def capture(module: nn.Module, names: tuple[str, ...], *, inputs: bool = False) 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """An optimiser's state as named tensors, so that a checkpoint needs no pickle."""
     state = optimizer.state_dict()["state"]
-    return {f"{index}/{name}": torch.as_tensor(value) for index, slots in state.items() for name, value in slots.items() if value is not None}
+    return {
+        f"{index}/{name}": torch.as_tensor(value) for index, slots in state.items() for name, value in slots.items() if value is not None
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

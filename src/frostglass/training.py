@@ -58,7 +58,9 @@ class Training:
 
 def untrained(config: Training, classes: tuple[str, ...], image_shape: Shape, defenses: Sequence[Defense], *, seed: int) -> Target:
     """The network a training run starts from, with the defenses' changes applied; the same for the same seed."""
-    module = build(config.model, classes=len(classes), image_shape=image_shape, mean=config.mean, std=config.std, seed=seed, **config.options)
+    module = build(
+        config.model, classes=len(classes), image_shape=image_shape, mean=config.mean, std=config.std, seed=seed, **config.options
+    )
     bare = Target(module=module, classes=classes, image_shape=image_shape, head=find_head(module, image_shape))
     ready = compose.prepare(defenses, bare, seed=seed)
     return replace(ready, taps=find_taps(ready.module, image_shape))
@@ -192,7 +194,9 @@ def _optimizer(config: Training, trainable: list[nn.Parameter]) -> torch.optim.O
         return torch.optim.AdamW(trainable, lr=config.lr, weight_decay=config.weight_decay)
     if config.optimizer == "adam":
         return torch.optim.Adam(trainable, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(trainable, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        trainable, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, weight_decay=config.weight_decay
+    )
 
 
 def _lr_factor(schedule: str, moment: Moment) -> float:
@@ -201,5 +205,3 @@ def _lr_factor(schedule: str, moment: Moment) -> float:
     if schedule == "milestones":
         return 0.1 ** sum(moment.progress >= share for share in (0.75, 0.9))
     return 1.0
-
-

@@ -38,7 +38,9 @@ class Images:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
             raise DataError(f"expected uint8 pixels of shape (N, C, H, W), got {self.pixels.dtype} {tuple(self.pixels.shape)}")
         if not len(self.pixels) == len(self.labels) == len(self.sources):
-            raise DataError(f"{len(self.pixels)} pictures, {len(self.labels)} labels and {len(self.sources)} sources: the three must be as many")
+            raise DataError(
+                f"{len(self.pixels)} pictures, {len(self.labels)} labels and {len(self.sources)} sources: the three must be as many"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -166,7 +168,9 @@ class View:
 
     def _query(self, needed: Capability, images: Tensor) -> tuple[Tensor, Tensor]:
         if not any(CAPABILITIES.index(granted) >= CAPABILITIES.index(needed) for granted in self.access):
-            raise AccessError(f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])")
+            raise AccessError(
+                f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])"
+            )
         self.queries += len(images)
         return self._target.outputs(images)
 

@@ -1,5 +1,6 @@
 """An attack is a recipe of four parts, start, objective, search and select, run identity by identity through one function."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from frostglass.types import Capability, Reconstructions, View
 
 attacks = Registry("attack", "frostglass.attacks")
 
-READ_OUT = 64  # images per pass outside the hot loop; fixed, because rounding may depend on the batch size
+LANES = 16  # kernels round differently for odd batch sizes; with multiples of this a row's result is the same in any batch
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Recipe:
 class Attack:
     """Base of all attacks: parameters are fields; `recipe` binds them to a view and a prior.
 
-    `access` is what the attack must be granted, `needs_critic` whether its prior must have a critic, `keep` how many candidates of each
-    identity are returned, `batch` how many latents are searched together (a matter of memory, not of results).
+    `access` is what the attack must be granted, `candidates` how many latents are tried for each identity and `keep` how many of them are
+    returned, `batch` how many are searched together (a matter of memory and speed, not of results).
     """
 
     name: ClassVar[str]
     access: ClassVar[tuple[Capability, ...]]
+    candidates: int
     keep: int
     batch: int
 
@@ -72,7 +74,7 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     recipe = attack.recipe(view, prior, seed=seed)
     queries, seconds = view.queries - before, time.perf_counter() - began
     shards = []
-    groups = wanted.split(max(1, attack.batch // max(1, attack.keep)))
+    groups = wanted.split(max(1, attack.batch // attack.candidates))
     for number, labels in enumerate(groups):
         name = f"shard-{number:05d}"
         if not (saved := work.load(name)):
@@ -91,18 +93,30 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
 def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor) -> dict[str, Tensor]:
     start = recipe.start(labels)
     each = labels.repeat_interleave(start.shape[1])
-    found = torch.cat([recipe.search(z, y) for z, y in zip(start.flatten(0, 1).split(attack.batch), each.split(attack.batch), strict=True)])
-    rank, confidence, images = [], [], []
-    with torch.no_grad():
-        for z, y in zip(found.split(READ_OUT), each.split(READ_OUT), strict=True):
+    batch = math.ceil(attack.batch / LANES) * LANES
+
+    def read_out(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
             pictures = prior.images(z)
-            images.append(pictures)
-            rank.append(recipe.rank(pictures, y))
-            confidence.append(_confidence(view, pictures, y))
-    shape = start.shape[:2]
-    columns = [torch.cat(part).unflatten(0, shape) for part in (images, confidence)] + [found.unflatten(0, shape)]
-    pictures, sure, latents = best(torch.cat(rank).unflatten(0, shape), attack.keep, *columns)
-    return {"images": pictures, "labels": labels, "latents": latents, "confidence": sure}
+            return pictures, recipe.rank(pictures, y), _confidence(view, pictures, y)
+
+    parts = []
+    for z, y in zip(start.flatten(0, 1).split(batch), each.split(batch), strict=True):
+        (found,) = in_lanes(view, lambda z, y: (recipe.search(z, y),), z, y)
+        parts.append((found, *in_lanes(view, read_out, found, y)))
+    latents, pictures, rank, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
+    latents, pictures, confidence = best(rank, attack.keep, latents, pictures, confidence)
+    return {"images": pictures, "labels": labels, "latents": latents, "confidence": confidence}
+
+
+def in_lanes(view: View, work: Callable[[Tensor, Tensor], tuple[Tensor, ...]], z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Run `work` with its rows filled up to a multiple of LANES, and hand back the real ones; filling is not counted as queries."""
+    real, full = len(z), math.ceil(len(z) / LANES) * LANES
+    rows = torch.arange(full).clamp(max=real - 1)
+    before = view.queries
+    results = work(z[rows], y[rows])
+    view.queries = before + (view.queries - before) * real // full
+    return tuple(result[:real] for result in results)
 
 
 def _confidence(view: View, images: Tensor, labels: Tensor) -> Tensor:
@@ -128,5 +142,5 @@ def prior_only(prior: Prior, labels: Sequence[int], candidates: int, *, seed: in
     wanted = torch.tensor(list(labels))
     latents = fresh(prior, wanted, candidates, seed=seed, purpose="prior only")
     with frozen(prior.generator), torch.no_grad():
-        images = torch.cat([prior.images(z) for z in latents.flatten(0, 1).split(READ_OUT)]).unflatten(0, latents.shape[:2])
+        images = torch.cat([prior.images(z) for z in latents.flatten(0, 1).split(4 * LANES)]).unflatten(0, latents.shape[:2])
     return Reconstructions(images=images, labels=wanted, latents=latents, confidence=torch.zeros(images.shape[:2]), queries=0, seconds=0.0)

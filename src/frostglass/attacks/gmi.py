@@ -37,7 +37,7 @@ class Gmi(Attack):
         clamp: c, the box for latents; 0 leaves them free.
         candidates: latents tried per identity. keep: how many of them are returned, best target margin first.
         pool: start from the best of this many random draws, scored once for all identities; 0 starts anywhere.
-        batch: latents searched together.
+        batch: latents searched together, rounded up to a multiple of 16; does not change the result.
     """
 
     loss: LossName = "ce"
@@ -52,7 +52,7 @@ class Gmi(Attack):
     candidates: Annotated[int, Field(ge=1)] = 5
     keep: Annotated[int, Field(ge=1)] = 5
     pool: Annotated[int, Field(ge=0)] = 0
-    batch: Annotated[int, Field(ge=1)] = 60
+    batch: Annotated[int, Field(ge=1)] = 64
 
     access: ClassVar[tuple[Capability, ...]] = ("gradients",)
 
@@ -63,7 +63,9 @@ class Gmi(Attack):
             raise ValueError(f"pool ({self.pool}) must be 0 or at least candidates ({self.candidates})")
 
     def problems(self, view: View, prior: Prior) -> list[str]:
-        return ["gmi.critic_weight is not 0 and the prior has no critic: set it to 0"] if self.critic_weight and prior.critic is None else []
+        return (
+            ["gmi.critic_weight is not 0 and the prior has no critic: set it to 0"] if self.critic_weight and prior.critic is None else []
+        )
 
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         pool = Pool(view, prior, self.pool, seed=seed) if self.pool else None

@@ -45,4 +45,6 @@ def descend(
 
 def _check(value: Tensor, z: Tensor, step: int) -> None:
     if not (value.isfinite() and z.isfinite().all()):
-        raise RunError(f"the attack's loss is not finite at step {step}: lower attack.lr or choose another attack.loss; finished identities are kept")
+        raise RunError(
+            f"the attack's loss is not finite at step {step}: lower attack.lr or choose another attack.loss; finished identities are kept"
+        )

@@ -7,7 +7,7 @@ from frostglass.priors.base import Prior
 from frostglass.runtime import generator_for
 from frostglass.types import View
 
-POOL_CHUNK = 250  # fixed, because rounding may depend on the batch size
+POOL_CHUNK = 256  # fixed, because rounding may depend on the batch size
 
 
 def fresh(prior: Prior, labels: Tensor, candidates: int, *, seed: int, purpose: str) -> Tensor:

@@ -1,5 +1,6 @@
 """The embedded world of procedural faces: no download, no real person."""
 
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -10,7 +11,7 @@ from frostglass.checks import parameters
 from frostglass.data.base import datasets
 from frostglass.data.people import ATTRIBUTES, attributes, moods, traits
 from frostglass.data.portrait import draw
-from frostglass.types import Images
+from frostglass.types import Images, Shape
 
 PUBLIC_START = 1_000_000  # private people are numbered from 0, public ones from here: the two never meet
 
@@ -49,6 +50,16 @@ class Faces:
     public_identities: Annotated[int, Field(ge=2, le=PUBLIC_START)] = 4000
     public_images: Annotated[int, Field(ge=1, le=10_000)] = 2
     world: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @property
+    def image_shape(self) -> Shape:
+        return (3, self.size, self.size)
+
+    def counts(self) -> tuple[int, int, int]:
+        return self.identities, self.identities * self.images, self.public_identities * self.public_images
+
+    def files(self) -> list[Path]:
+        return []
 
     def tables(self) -> tuple[Images, Images]:
         return (

@@ -246,7 +246,9 @@ def _glasses(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     c.paint(c.inside(lens) * p["sunglasses"] * 0.92, dark)
     rim = lens.abs() - p["rim"]
     bridge = torch.maximum(u.abs() - p["eye_gap"] + p["lens"] * 0.85, (y + 0.035).abs() - p["rim"] * 0.9)
-    temple = torch.maximum(torch.maximum(p["eye_gap"] + p["lens"] - u.abs(), u.abs() - p["width"] * 1.02), (y + 0.04).abs() - p["rim"] * 0.8)
+    temple = torch.maximum(
+        torch.maximum(p["eye_gap"] + p["lens"] - u.abs(), u.abs() - p["width"] * 1.02), (y + 0.04).abs() - p["rim"] * 0.8
+    )
     frame = torch.minimum(rim, torch.minimum(bridge, temple))
     c.paint(c.inside(frame), p["frame"])
 

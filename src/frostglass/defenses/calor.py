@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -25,12 +26,14 @@ def confidence_adaptation(logits: Tensor, labels: Tensor, a: float, b: float) ->
 class LowRankHead(nn.Module):
     """logits = expand(activation(compress(norm(features)))): nothing outside `rank` directions of the feature reaches the logits."""
 
-    def __init__(self, features: int, rank: int, classes: int, *, activation: str, pre_norm: bool):
+    def __init__(self, features: int, rank: int, classes: int, *, activation: str, gain: float, pre_norm: bool):
         super().__init__()
         self.norm = nn.BatchNorm1d(features) if pre_norm else nn.Identity()
         self.compress = nn.Linear(features, rank)
         self.activation = ACTIVATIONS[activation]()
         self.expand = nn.Linear(rank, classes)
+        with torch.no_grad():
+            self.expand.weight.mul_(gain)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.expand(self.activation(self.compress(self.norm(features.flatten(1)))))
@@ -45,9 +48,11 @@ class Calor(Defense):
     p_y = exp(-1/b) (0.8825 for b = 8) and ignores misclassified samples, hence the first stage.
 
     Paper: Model inversion defense by confidence adaptation and low-rank compression (CALoR), ICLR 2025.
-    Differs: the paper does not say when the loss changes; `switch` is our choice. `pre_norm` (a batch norm before the compression, absent
-        from the paper) is on by default, because without it a tanh head of small rank trained from scratch is driven into saturation
-        by the growing features and stays at chance; turn it off for the paper's head.
+    Differs: the paper does not say when the loss changes; `switch` is our choice. `gain` multiplies the initial C_B: behind a tanh the
+        logits are bounded by its weights, so with the usual initialisation they start small, and so does every gradient that reaches
+        the backbone. Trained from scratch (faces, 40 people, 16 epochs, rank 10, no adaptation) that costs ten points of accuracy: 81.5 %
+        at gain 1, 91.7 % at gain 6, 95.8 % with the plain head. `pre_norm` (a batch norm before C_A, found in MIBench) also helps at
+        gain 1 (89.4 %); it is off, as in the paper.
 
     Args:
         rank: width of the bottleneck, below the number of features and classes; 0 leaves the head as it is. Published: 30, 50, 32.
@@ -55,6 +60,7 @@ class Calor(Defense):
         a: scale of the adapted loss; 0 keeps cross-entropy to the end (the paper's LoR ablation).
         b: sharpness; the confidence aimed at is exp(-1/b).
         switch: share of the epochs trained with cross-entropy before the loss changes.
+        gain: factor on the initial weights behind the activation; 1 is the library's initialisation.
         pre_norm: batch norm before the compression.
     """
 
@@ -63,7 +69,8 @@ class Calor(Defense):
     a: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     b: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
     switch: Annotated[float, Field(ge=0, le=1)] = 0.75
-    pre_norm: bool = True
+    gain: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 6.0
+    pre_norm: bool = False
 
     off = {"rank": 0, "a": 0.0}  # noqa: RUF012
 
@@ -80,12 +87,16 @@ class Calor(Defense):
             return target
         head = target.module.get_submodule(target.head)
         if not isinstance(head, nn.Linear):
-            raise ConfigError(f"calor replaces a linear head; {target.head!r} is a {type(head).__name__}: choose a model that ends in a linear layer")
+            raise ConfigError(
+                f"calor replaces a linear head; {target.head!r} is a {type(head).__name__}: choose a model that ends in a linear layer"
+            )
         classes, features = head.weight.shape
         if self.rank > min(classes, features):
-            raise ConfigError(f"calor.rank must be at most {min(classes, features)} here ({features} features, {classes} classes), got {self.rank}")
+            raise ConfigError(
+                f"calor.rank must be at most {min(classes, features)} here ({features} features, {classes} classes), got {self.rank}"
+            )
         with seeded(seed, "calor", "head"):
-            low_rank = LowRankHead(features, self.rank, classes, activation=self.activation, pre_norm=self.pre_norm)
+            low_rank = LowRankHead(features, self.rank, classes, activation=self.activation, gain=self.gain, pre_norm=self.pre_norm)
         parent, _, name = target.head.rpartition(".")
         setattr(target.module.get_submodule(parent), name, low_rank)
         return replace(target, head=f"{target.head}.expand")

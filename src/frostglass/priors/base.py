@@ -110,7 +110,9 @@ def read_prior(path: Path) -> Prior:
         found = {key: t.float() if t.is_floating_point() else t for key, t in under_prefix(name, tensors).items()}
         expected = {key: tuple(t.shape) for key, t in module.state_dict().items()}
         if {key: tuple(t.shape) for key, t in found.items()} != expected:
-            raise CheckpointError(f"{path}: the {name}'s tensors do not match {method!r}: expected {len(expected)} names and shapes, got {len(found)}")
+            raise CheckpointError(
+                f"{path}: the {name}'s tensors do not match {method!r}: expected {len(expected)} names and shapes, got {len(found)}"
+            )
         module.load_state_dict(found)
         module.eval()
     return Prior(

@@ -13,7 +13,11 @@ from frostglass.types import Images, View
 
 def embedded() -> list[str]:
     """Names of the priors that ship with the package."""
-    return sorted(f.name.removesuffix(".safetensors") for f in resources.files("frostglass.priors").joinpath("weights").iterdir() if f.name.endswith(".safetensors"))
+    return sorted(
+        f.name.removesuffix(".safetensors")
+        for f in resources.files("frostglass.priors").joinpath("weights").iterdir()
+        if f.name.endswith(".safetensors")
+    )
 
 
 @priors.register
@@ -36,7 +40,9 @@ class Pretrained:
         if self.weights in embedded():
             return Path(str(resources.files("frostglass.priors").joinpath("weights", f"{self.weights}.safetensors")))
         if not self.weights.endswith(".safetensors"):
-            raise ConfigError(f"no embedded prior named {self.weights!r}: {nearest(self.weights, embedded())}; or give the path of a .safetensors file")
+            raise ConfigError(
+                f"no embedded prior named {self.weights!r}: {nearest(self.weights, embedded())}; or give the path of a .safetensors file"
+            )
         return Path(self.weights)
 
     def files(self) -> list[Path]:
@@ -49,5 +55,7 @@ class Pretrained:
         if prior.tied_to is not None:
             raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
         if prior.image_shape[0] != public.shape[0]:
-            raise CheckpointError(f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {public.shape[0]}: train a prior on this data")
+            raise CheckpointError(
+                f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {public.shape[0]}: train a prior on this data"
+            )
         return prior

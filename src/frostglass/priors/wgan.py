@@ -1,6 +1,7 @@
 """The WGAN-GP prior of GMI and its followers."""
 
 import copy
+import itertools
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
 
@@ -67,12 +68,12 @@ class Wgan:
             nn.ReLU(),
             nn.Unflatten(1, (widths[0], 4, 4)),
         ]
-        for wide, narrow in zip(widths, widths[1:], strict=False):
+        for wide, narrow in itertools.pairwise(widths):
             generator += [nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
         generator += [nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid()]
         widths = [(self.critic_width or self.width) * 2**i for i in range(stages + 1)]
         critic: list[nn.Module] = [nn.Conv2d(channels, widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
-        for narrow, wide in zip(widths, widths[1:], strict=False):
+        for narrow, wide in itertools.pairwise(widths):
             critic += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
         critic += [nn.Conv2d(widths[-1], 1, 4), nn.Flatten()]
         return nn.Sequential(*generator), nn.Sequential(*critic)
@@ -102,7 +103,9 @@ class Wgan:
             _descend(opt_g, loss_g)
             _follow(mean, generator, self.average)
             if not (loss_c.isfinite() and loss_g.isfinite()):
-                raise RunError(f"wgan: the loss is not finite at step {step} (critic {loss_c.item()}, generator {loss_g.item()}): lower prior.lr; the last good checkpoint is kept")
+                raise RunError(
+                    f"wgan: the loss is not finite at step {step} (critic {loss_c.item()}, generator {loss_g.item()}): lower prior.lr; the last good checkpoint is kept"
+                )
             if (step + 1) % self.checkpoint_every == 0 and step + 1 < self.steps:
                 tensors = with_prefix("opt_g", optimizer_tensors(opt_g)) | with_prefix("opt_c", optimizer_tensors(opt_c))
                 for name, module in (("generator", generator), ("critic", critic), ("mean", mean)):

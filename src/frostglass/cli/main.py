@@ -1,0 +1,156 @@
+"""The command line: it calls library functions and holds no logic. Heavy imports happen inside commands, so that help answers at once."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+HELP = """Train image models that cannot be inverted, and prove it by attacking them.
+
+Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves nothing, 2 bad usage or config."""
+
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+
+StoreOption = Annotated[
+    Path,
+    typer.Option("--store", help="Folder that keeps finished steps; a run that was stopped goes on from it.", envvar="FROSTGLASS_STORE"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value for machines.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the config, e.g. attack.steps=100; repeatable.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")]
+RedactOption = Annotated[bool, typer.Option("--redact", help="Blur private and rebuilt faces and hide names.")]
+STORE = Path(".frostglass")
+
+
+@app.command()
+def demo(
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Audit an undefended and a defended model on embedded faces: the main job, in minutes."""
+    from frostglass.cli.work import demo_settings, run_settings
+
+    run_settings(demo_settings(), store, out, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Run an experiment or a grid; run it again to resume."""
+    from frostglass.cli.work import run_settings
+    from frostglass.experiments.config import read_config
+
+    run_settings(read_config(config, settings or ()), store, out, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Report every problem of a config at once, and what it would cost; computes nothing."""
+    from frostglass.cli.work import check_settings
+    from frostglass.experiments.config import read_config
+
+    check_settings(read_config(config, settings or ()), store, as_json=as_json)
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="datasets, models, defenses, priors, attacks or metrics.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List what exists of a kind."""
+    from frostglass.cli.work import list_kind
+
+    list_kind(kind, as_json=as_json)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi.")], as_json: JsonOption = False) -> None:
+    """Explain a method: what it does, its parameters, its paper and where we differ from it."""
+    from frostglass.cli.work import show_method
+
+    show_method(name, as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write; its JSON goes beside it.")] = Path("report.html"),
+    redact: RedactOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make one self-contained HTML file, and its JSON, from finished runs."""
+    from frostglass.report.build import build_report
+
+    path = build_report(runs, out, redact=redact)
+    print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command()
+def doctor(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Say what this machine can run."""
+    from frostglass.cli.work import diagnose
+
+    diagnose(store, as_json=as_json)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("frostglass"))
+        raise typer.Exit
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Run a command and turn the package's own errors into one line and an exit code; anything else is a bug and keeps its traceback."""
+    from frostglass.errors import ConfigError, FrostglassError
+
+    try:
+        command()
+    except ConfigError as error:
+        many = len(error.problems) > 1
+        lines = (
+            [f"frostglass: {len(error.problems)} problems", *(f"  {problem}" for problem in error.problems)]
+            if many
+            else [f"frostglass: {error}"]
+        )
+        print("\n".join(lines), file=sys.stderr)
+        return error.exit_code
+    except FrostglassError as error:
+        print(f"frostglass: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("frostglass: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def main() -> None:
+    """Entry point of the `frostglass` command."""
+    sys.exit(guarded(app))

@@ -1,0 +1,158 @@
+"""What the commands do: set up, call the library, print."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from frostglass.cli.progress import Bars
+from frostglass.errors import RunError
+from frostglass.experiments.catalogue import describe, entries
+from frostglass.experiments.config import experiments
+from frostglass.experiments.cost import estimate
+from frostglass.experiments.grid import run_all, summary, write_run
+from frostglass.experiments.store import Store
+from frostglass.report.build import build_report
+
+
+def demo_settings() -> dict[str, Any]:
+    """The config of the demo, which ships with the package."""
+    import tomllib
+
+    return tomllib.loads(resources.files("frostglass.experiments").joinpath("demo.toml").read_text())
+
+
+def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None, redact: bool) -> None:
+    """Run a config, write its run folder and report, print the scores; fails when an audit proves nothing."""
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        with Bars() as bars:
+            result = run_all(settings, Store(store, listener=bars))
+    except KeyboardInterrupt:
+        raise RunError("stopped; the same command goes on from here") from None
+    folder = write_run(result, out or Path("runs") / result.name)
+    page = build_report([folder], folder / "report.html", redact=redact)
+    facts = summary(result)
+    if as_json:
+        print(json.dumps(facts | {"report": str(page)}))
+    else:
+        _print_scores(facts)
+        print(f"report: {page}")
+    if result.vacuous:
+        raise RunError("VACUOUS: " + "; ".join(result.vacuous))
+
+
+def _print_scores(facts: dict[str, Any]) -> None:
+    judges = [f"top1_{number}" for number in range(1, len(facts["evaluators"]) + 1)]
+    table = Table(title=f"{facts['name']}: {len(facts['identities'])} people attacked", title_justify="left")
+    for column in (
+        "audit",
+        "accuracy",
+        *(f"{judge} (95 % interval)" for judge in judges),
+        "prior only",
+        "target says y",
+        "queries",
+        "seconds",
+    ):
+        table.add_column(column, justify="left" if column == "audit" else "right")
+    for audit in facts["audits"]:
+        scores = audit["scores"]
+        table.add_row(
+            audit["label"],
+            f"{audit['target']['accuracy']['test']:.1%}",
+            *(_with_interval(scores[judge]) for judge in judges),
+            " ".join(f"{audit['prior_only'][judge]['value']:.1%}" for judge in judges),
+            f"{scores['target_top1']['value']:.1%}",
+            f"{audit['queries']:,}",
+            f"{audit['seconds']:.0f}",
+        )
+    Console(width=max(120, Console().width)).print(table)
+    accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
+    print(f"evaluators on held-out pictures: {accuracy}")
+    for audit in facts["audits"]:
+        for warning in audit["controls"]["warnings"]:
+            print(f"note ({audit['label']}): {warning}")
+
+
+def _with_interval(score: dict[str, float]) -> str:
+    return f"{score['value']:.1%} ({score['low']:.1%} to {score['high']:.1%})"
+
+
+def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
+    """Parse a config and estimate its cost; a config with problems raises them all."""
+    costs = estimate(experiments(settings), Store(store))
+    if as_json:
+        print(json.dumps(costs))
+        return
+    table = Table(title="what this config would run", title_justify="left")
+    for column in ("step", "for", "work", "about"):
+        table.add_column(column, justify="right" if column == "about" else "left")
+    for row in costs["steps"]:
+        table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
+    Console(width=max(110, Console().width)).print(table)
+    print(f"no problems; about {_duration(costs['seconds'])} on this machine, at most about {costs['memory_mib']:.0f} MiB")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def list_kind(kind: str, *, as_json: bool) -> None:
+    found = entries(kind)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for entry in found:
+        print(f"{entry['name']:<16} {entry['summary']}")
+    if kind == "models":
+        print(
+            "timm:NAME        any classifier of timm\ntorchvision:NAME any classifier of torchvision\nMODULE:FUNCTION  a function of your own"
+        )
+
+
+def show_method(name: str, *, as_json: bool) -> None:
+    facts = describe(name)
+    if as_json:
+        print(json.dumps(facts, default=str))
+        return
+    print(f"{facts['name']} ({facts['kind'].removesuffix('s')}, {facts['file']})\n\n{facts['text']}")
+    if facts["parameters"]:
+        print("\nParameters:")
+        for parameter in facts["parameters"]:
+            print(f"  {parameter['name']} = {parameter['default']!r}  ({parameter['type']})")
+    if facts["arguments"]:
+        print("\n" + facts["arguments"])
+
+
+def diagnose(store: Path, *, as_json: bool) -> None:
+    """Facts about this machine, and whether a tiny forward and backward pass works on it."""
+    layer = torch.nn.Conv2d(3, 8, 3)
+    layer(torch.zeros(1, 3, 16, 16)).sum().backward()
+    root = store if store.exists() else Path.cwd()
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("frostglass", "torch", "torchvision", "timm", "lightning-fabric")},
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1) if hasattr(os, "sysconf") else None,
+        "free_disk_gib": round(shutil.disk_usage(root).free / 2**30, 1),
+        "cuda": torch.cuda.is_available(),
+        "store": str(store),
+        "store_writable": os.access(root, os.W_OK),
+        "terminal": sys.stderr.isatty(),
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(f"{name:<15} {shown}")

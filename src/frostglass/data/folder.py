@@ -1,0 +1,120 @@
+"""Your own pictures: a folder of private people and a folder of public ones."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, NoReturn
+
+import torch
+from pydantic import Field
+
+from frostglass.checks import parameters
+from frostglass.data.base import datasets, listed
+from frostglass.data.images import SUFFIXES, Crop, read_images
+from frostglass.errors import DataError
+from frostglass.types import Images, Shape
+
+log = logging.getLogger(__name__)
+
+
+@datasets.register
+@parameters
+class Folder:
+    """Pictures from `private` and `public`, one sub-folder per identity, named after it; `public` may also be a flat folder.
+
+    Pictures in a flat public folder have no identity: the table has no names and every label is -1. A picture may lie deeper inside its
+    identity's folder; links to folders in there are not followed. Order is by name. Hidden files and folders are passed over, files
+    without an image suffix are passed over with a logged count, and every file with one must decode. Sizes may be mixed: each picture
+    is cropped ("centre": the largest centred square; "none": squeezed whole) and resized to `size`, grey or colour by `channels`.
+    """
+
+    private: Path
+    public: Path
+    size: Annotated[int, Field(ge=16, le=1024)] = 64
+    channels: Literal[1, 3] = 3
+    crop: Crop = "centre"
+
+    @property
+    def image_shape(self) -> Shape:
+        return (self.channels, self.size, self.size)
+
+    def counts(self) -> tuple[int, int, int]:
+        private, public = _catalogue(self.private), _catalogue(self.public)
+        return len(private.names), len(private.files), len(public.files)
+
+    def files(self) -> list[Path]:
+        return _catalogue(self.private).files + _catalogue(self.public).files
+
+    def tables(self) -> tuple[Images, Images]:
+        private, public = _catalogue(self.private), _catalogue(self.public)
+        if not private.names:
+            raise DataError(f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it")
+        # One call for both sides, so that one error names all bad files.
+        pixels = read_images(private.files + public.files, size=self.size, channels=self.channels, crop=self.crop)
+        return private.table(pixels[: len(private.files)]), public.table(pixels[len(private.files) :])
+
+
+class _Catalogue(NamedTuple):
+    root: Path
+    files: list[Path]
+    labels: list[int]
+    names: list[str]
+
+    def table(self, pixels: torch.Tensor) -> Images:
+        sources = tuple(file.relative_to(self.root).as_posix() for file in self.files)
+        return Images(pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=sources)
+
+
+def _catalogue(root: Path) -> _Catalogue:
+    """The picture files of one side; no names where the pictures lie loose."""
+    if not root.is_dir():
+        raise DataError(f"no folder at {root}: expected one with a sub-folder of pictures per identity")
+    try:
+        entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        _refuse(error)
+    folders = [entry for entry in entries if entry.is_dir()]
+    found = {folder: _files(folder) for folder in folders}
+    loose = [entry for entry in entries if not entry.is_dir()]
+    everything = loose + [file for files in found.values() for file in files]
+    others = [file for file in everything if not _is_picture(file)]
+    if len(others) == len(everything):
+        raise DataError(f"no pictures in {root} ({len(others)} other files): expected files ending in {', '.join(sorted(SUFFIXES))}")
+    if others:
+        log.warning("%s: passed over %d files without an image suffix: %s", root, len(others), listed(others))
+
+    loose = [file for file in loose if _is_picture(file)]
+    if loose and folders:
+        raise DataError(
+            f"{root} holds {len(loose)} loose pictures beside its sub-folders: {listed(loose)}; move them into an identity's folder"
+        )
+    if loose:
+        return _Catalogue(root, loose, [-1] * len(loose), [])
+
+    pictures = {folder.name: [file for file in files if _is_picture(file)] for folder, files in found.items()}
+    empty = [name for name, files in pictures.items() if not files]
+    if empty:
+        raise DataError(f"{len(empty)} sub-folders of {root} hold no pictures: {listed(empty)}; fill or remove them")
+    unreadable = [repr(name) for name in pictures if name.encode(errors="replace").decode() != name]
+    if unreadable:
+        raise DataError(f"{len(unreadable)} sub-folders of {root} have names that are not UTF-8: {listed(unreadable)}; rename them")
+    files = [file for group in pictures.values() for file in group]
+    labels = [label for label, group in enumerate(pictures.values()) for _ in group]
+    return _Catalogue(root, files, labels, list(pictures))
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DataError(f"cannot list {error.filename} ({error.strerror}): the folder of every identity must be readable") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every visible file below `folder`, by name."""
+    files = []
+    for place, inner, names in os.walk(folder, onerror=_refuse):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES

@@ -1,0 +1,235 @@
+"""An experiment is a frozen set of plain values, read from TOML, every problem reported at once."""
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from frostglass.attacks.base import Attack, attacks
+from frostglass.checks import parameters
+from frostglass.data.base import Dataset, datasets
+from frostglass.defenses.base import Defense, defenses
+from frostglass.defenses.compose import conflicts
+from frostglass.errors import ConfigError
+from frostglass.metrics.base import Metric, metrics
+from frostglass.priors.base import PriorMethod, priors
+from frostglass.registry import Registry, nearest
+from frostglass.training import Training
+
+
+@parameters
+class Fractions:
+    """Shares of each private identity's pictures: `test` held out for judging, `validation` for selecting epochs."""
+
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+
+@parameters
+class Judging:
+    """What makes an audit believable.
+
+    Args:
+        identities: how many private people to attack, from the first on; all by default.
+        margin: the positive control counts as broken when attack minus prior-only accuracy is, with 95 % confidence, above this.
+        positive_control: attack an undefended model too, and call the audit vacuous if that fails.
+    """
+
+    identities: Annotated[int, Field(ge=2)] | None = None
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    positive_control: bool = True
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One audit: data, target with defenses, evaluators, prior, attack and what is measured."""
+
+    name: str
+    seed: int
+    data: Dataset
+    split: Fractions
+    target: Training
+    defenses: tuple[Defense, ...]
+    evaluators: tuple[Training, ...]
+    prior: PriorMethod
+    attack: Attack
+    metrics: tuple[Metric, ...]
+    judging: Judging
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "Experiment":
+        """Build an experiment from nested plain values; raises one ConfigError that lists every problem."""
+        reader = _Reader(values)
+        found = cls(
+            name=reader.value("name", str, "audit"),
+            seed=reader.value("seed", int, 0),
+            data=reader.method("data", datasets, {"name": "faces"}),
+            split=reader.section("split", Fractions),
+            target=reader.section("target", Training),
+            defenses=reader.methods("defenses", defenses, []),
+            evaluators=reader.sections("evaluators", Training, [{"model": "resnet"}, {"model": "lenet"}]),
+            prior=reader.method("prior", priors, {"name": "wgan"}),
+            attack=reader.method("attack", attacks, {"name": "gmi"}),
+            metrics=reader.methods("metrics", metrics, [{"name": "accuracy"}, {"name": "distance"}, {"name": "manifold"}]),
+            judging=reader.section("judging", Judging),
+        )
+        reader.finish({field.name for field in fields(cls)})
+        return found
+
+
+class _Reader:
+    """Reads sections one by one and remembers every problem with its place."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+        self.problems: list[str] = []
+
+    def value(self, key: str, kind: type, default: Any) -> Any:
+        value = self.values.get(key, default)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.problems.append(f"{key}: expected a {kind.__name__}, got {value!r}")
+            return default
+        return value
+
+    def section(self, key: str, cls: Callable[..., Any], where: str = "", values: Any = None) -> Any:
+        values = self.values.get(key, {}) if values is None else values
+        where = where or key
+        if not isinstance(values, Mapping):
+            self.problems.append(f"{where}: expected a table, got {values!r}")
+            return None
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            self.problems += [f"{where}.{_strip(problem)}" for problem in error.problems]
+            return None
+
+    def sections(self, key: str, cls: Callable[..., Any], default: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.section(key, cls, f"{key}[{i}]", values) for i, values in enumerate(self._list(key, default)))
+
+    def method(self, key: str, registry: Registry, default: Mapping[str, Any], where: str = "", values: Any = None) -> Any:
+        values = self.values.get(key, default) if values is None else values
+        where = where or key
+        if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+            self.problems.append(f"{where}: expected a table with a name, one of {', '.join(registry.names())}; got {values!r}")
+            return None
+        try:
+            cls = registry.get(values["name"])
+        except ConfigError as error:
+            self.problems.append(f"{where}.name: {error}")
+            return None
+        return self.section(key, cls, where, {name: value for name, value in values.items() if name != "name"})
+
+    def methods(self, key: str, registry: Registry, default: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.method(key, registry, {}, f"{key}[{i}]", values) for i, values in enumerate(self._list(key, default)))
+
+    def _list(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
+        values = self.values.get(key, default)
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            self.problems.append(f"{key}: expected a list of tables, got {values!r}")
+            return []
+        if not values and default:
+            self.problems.append(f"{key}: at least one is needed")
+        return values
+
+    def finish(self, known: set[str]) -> None:
+        self.problems += [f"{key}: no such section; {nearest(key, known | {'grid'})}" for key in self.values if key not in known]
+        chosen = self.methods_quietly("defenses", defenses)
+        self.problems += [f"defenses: {problem}" for problem in conflicts(chosen)]
+        if self.problems:
+            raise ConfigError(list(dict.fromkeys(self.problems)))
+
+    def methods_quietly(self, key: str, registry: Registry) -> tuple[Any, ...]:
+        """The methods of a list that parse; their problems are reported elsewhere."""
+        before = list(self.problems)
+        made = tuple(method for method in self.methods(key, registry, []) if method is not None)
+        self.problems = before
+        return made
+
+
+def _strip(problem: str) -> str:
+    """A parameter class puts its own name first ("Gmi: lr: ..."); in a config the section's name stands there instead."""
+    return problem.split(": ", 1)[1] if ": " in problem else problem
+
+
+def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """A config with a [grid] as a list of (label, plain config): one for each combination of the listed values."""
+    plain = {key: value for key, value in values.items() if key != "grid"}
+    grid = values.get("grid", {})
+    if not isinstance(grid, Mapping) or not all(isinstance(choices, list) and choices for choices in grid.values()):
+        raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1]")
+    result = []
+    for combination in itertools.product(*grid.values()):
+        config = copy.deepcopy(plain)
+        for path, value in zip(grid, combination, strict=True):
+            assign(config, path, copy.deepcopy(value))
+        label = ", ".join(_label(path, value) for path, value in zip(grid, combination, strict=True))
+        result.append((label or "audit", config))
+    return result
+
+
+def _label(path: str, value: Any) -> str:
+    if path == "defenses":
+        return " + ".join(defense["name"] for defense in value) or "undefended"
+    return f"{path}={value}"
+
+
+def assign(config: dict[str, Any], path: str, value: Any) -> None:
+    """Set `a.b.c` in nested tables, making tables on the way; a number in the path is a place in a list."""
+    *parents, last = path.split(".")
+    place: Any = config
+    for part in parents:
+        if isinstance(place, list):
+            place = _item(place, part, path)
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"{path}: {part!r} is a value, not a table")
+    if isinstance(place, list):
+        _item(place, last, path)
+        place[int(last)] = value
+    else:
+        place[last] = value
+
+
+def _item(place: list[Any], part: str, path: str) -> Any:
+    if not part.isdigit() or int(part) >= len(place):
+        raise ConfigError(f"{path}: {part!r} should be a number below {len(place)}, a place in the list")
+    return place[int(part)]
+
+
+def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """A TOML file as plain values, with `a.b=value` settings (TOML values, or bare words as text) laid over it."""
+    try:
+        config = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"expected name=value, for example attack.steps=100; got {setting!r}")
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        assign(config, key.strip(), value)
+    return config
+
+
+def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:
+    """All experiments of a config; the problems of all of them in one error."""
+    found, problems = [], []
+    for label, config in expand(values):
+        try:
+            found.append((label, Experiment.parse(config)))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return found

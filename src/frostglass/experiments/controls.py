@@ -1,0 +1,97 @@
+"""What makes a number believable: the controls that stand beside every attack."""
+
+from dataclasses import dataclass
+
+import torch
+
+from frostglass.metrics.base import Rows, Score
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Judgements on one audit, all derived from rows.
+
+    `lift`: attack minus prior-only accuracy, one score per evaluator. `agreement`: share of reconstructions on which the first two evaluators say the
+    same; `only_one`: share that just one of them accepts (possible false positives). `manifold`: median distance of reconstructions to
+    real public pictures divided by that of prior draws; above 1 they are less like real pictures than the prior's own.
+    `control_lift`: the lift of the same attack on the undefended target. `vacuous`: the reason this audit proves nothing, or "".
+    `warnings`: what a reader must know before trusting the numbers.
+    """
+
+    lift: tuple[Score, ...]
+    control_lift: tuple[Score, ...]
+    agreement: float | None
+    only_one: float | None
+    manifold: float | None
+    vacuous: str
+    warnings: tuple[str, ...]
+
+
+def lift(rows: Rows, prior_rows: Rows) -> tuple[Score, ...]:
+    """Attack minus prior-only top-1, identity by identity, for each evaluator."""
+    names = sorted(name for name in rows.columns if name.startswith("top1_"))
+    return tuple(Score.of(name, rows.columns[name].double().mean(1) - prior_rows.columns[name].double().mean(1)) for name in names)
+
+
+def judge(rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, margin: float, evaluator_accuracy: list[float]) -> Controls:
+    """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows."""
+    control_lift = lift(*control) if control else ()
+    vacuous = ""
+    if control is None:
+        vacuous = "no positive control was run, so a failed attack cannot be told from a good defense"
+    elif any(score.low <= margin for score in control_lift):
+        worst = min(control_lift, key=lambda score: score.low)
+        vacuous = (
+            f"the same attack does not break the undefended model (accuracy above prior-only {worst.value:.0%}, "
+            f"at least {worst.low:.0%} with 95 % confidence, wanted above {margin:.0%}): it cannot show that a defense works"
+        )
+    agreement = only_one = None
+    if "top1_2" in rows.columns:
+        first, second = rows.columns["top1_1"], rows.columns["top1_2"]
+        agreement, only_one = (first == second).float().mean().item(), (first != second).float().mean().item()
+    manifold = None
+    if "manifold" in rows.columns:
+        manifold = (rows.columns["manifold"].median() / prior_rows.columns["manifold"].median().clamp(min=1e-12)).item()
+    return Controls(
+        lift=lift(rows, prior_rows),
+        control_lift=control_lift,
+        agreement=agreement,
+        only_one=only_one,
+        manifold=manifold,
+        vacuous=vacuous,
+        warnings=tuple(_warnings(rows, prior_rows, manifold, only_one, evaluator_accuracy)),
+    )
+
+
+def _warnings(rows: Rows, prior_rows: Rows, manifold: float | None, only_one: float | None, evaluator_accuracy: list[float]) -> list[str]:
+    found = [
+        f"evaluator {number} is right on only {accuracy:.0%} of held-out pictures: its verdicts are weak"
+        for number, accuracy in enumerate(evaluator_accuracy, 1)
+        if accuracy < 0.9
+    ]
+    if len(evaluator_accuracy) < 2:
+        found.append("only one evaluator: nothing guards against pictures that fool just that one")
+    if only_one is not None and only_one > 0.25:
+        found.append(f"the evaluators disagree on {only_one:.0%} of the reconstructions: some accepted ones may be false positives")
+    if manifold is not None and manifold > 1.5:
+        found.append(
+            f"reconstructions are {manifold:.1f} times as far from real pictures as the prior's own samples: they may have left the world of faces"
+        )
+    success = rows.columns["target_top1"].mean().item() if "target_top1" in rows.columns else 1.0
+    if success < 0.5:
+        found.append(
+            f"the target itself says y for only {success:.0%} of the reconstructions: the attack did not optimise, which may be masked gradients and not privacy"
+        )
+    chance = max((prior_rows.columns[name].mean().item() for name in prior_rows.columns if name.startswith("top1_")), default=0.0)
+    if chance > 0.2:
+        found.append(f"prior-only draws already score {chance:.0%}: with so few people, luck explains much")
+    return found
+
+
+def worst_identities(rows: Rows, names: tuple[str, ...], count: int = 5) -> list[tuple[str, float]]:
+    """The people best recognised in their reconstructions, by the mean verdict of all evaluators."""
+    columns = [values.double().mean(1) for name, values in rows.columns.items() if name.startswith("top1_")]
+    mean = torch.stack(columns).mean(0)
+    sure = rows.columns["target_confidence"].double().mean(1)
+    order = sorted(range(len(mean)), key=lambda i: (-mean[i].item(), -sure[i].item()))
+    return [(names[int(rows.labels[i])], mean[i].item()) for i in order[:count]]

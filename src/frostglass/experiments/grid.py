@@ -1,0 +1,133 @@
+"""Many experiments as one run: a folder with every number, every setting and the pictures, from which a report is made."""
+
+import csv
+import io
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from frostglass.experiments.config import experiments
+from frostglass.experiments.controls import worst_identities
+from frostglass.experiments.files import full_disk_reported, write_bytes
+from frostglass.experiments.pipeline import Audit, run
+from frostglass.experiments.store import Store
+from frostglass.metrics.accuracy import conventions
+from frostglass.metrics.base import Rows, Score
+
+RUN_FORMAT = 1
+PACKAGES = ("frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "pydantic", "safetensors")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The audits of one config, in grid order."""
+
+    name: str
+    settings: Mapping[str, Any]
+    labels: tuple[str, ...]
+    audits: tuple[Audit, ...]
+
+    @property
+    def vacuous(self) -> list[str]:
+        """Why audits of this run prove nothing; empty for a believable run."""
+        return [
+            f"{label}: {audit.controls.vacuous}" for label, audit in zip(self.labels, self.audits, strict=True) if audit.controls.vacuous
+        ]
+
+
+def run_all(settings: Mapping[str, Any], store: Store) -> Run:
+    """Run every experiment of a config; steps they share run once."""
+    chosen = experiments(settings)
+    audits = tuple(run(experiment, store) for _, experiment in chosen)
+    return Run(chosen[0][1].name, settings, tuple(label for label, _ in chosen), audits)
+
+
+def write_run(result: Run, folder: Path) -> Path:
+    """Write run.json, rows.csv and pictures.safetensors; every number of a report comes from these."""
+    with full_disk_reported(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "pictures.safetensors", save(_pictures(result.audits)))
+        write_bytes(folder / "rows.csv", _csv(result).encode())
+        write_bytes(folder / "run.json", (json.dumps(summary(result), indent=1) + "\n").encode())
+    return folder
+
+
+def summary(result: Run) -> dict[str, Any]:
+    """Everything measured, as plain values."""
+    first = result.audits[0]
+    return {
+        "format": RUN_FORMAT,
+        "name": result.name,
+        "settings": dict(result.settings),
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "threads": torch.get_num_threads(),
+        "data": {"split": first.split.key, "image_shape": first.split.train.shape, "manifest": dict(first.split.manifest)},
+        "identities": [first.split.classes[label] for label in first.found.labels.tolist()],
+        "evaluators": [_target(evaluator) for evaluator in first.evaluators],
+        "audits": [_audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)],
+        "vacuous": result.vacuous,
+    }
+
+
+def _audit(label: str, audit: Audit) -> dict[str, Any]:
+    exp = audit.experiment
+    return {
+        "label": label,
+        "seed": exp.seed,
+        "defenses": [{"name": defense.name, **asdict(defense)} for defense in exp.defenses],  # type: ignore[call-overload]
+        "attack": {"name": exp.attack.name, **asdict(exp.attack)},  # type: ignore[call-overload]
+        "prior": dict(audit.prior.info),
+        "target": _target(audit.target),
+        "scores": _scores(audit.rows),
+        "prior_only": _scores(audit.prior_rows),
+        "conventions": {f"evaluator {number}": conventions(audit.rows, number) for number in range(1, len(audit.evaluators) + 1)},
+        "controls": asdict(audit.controls)
+        | {"lift": _plain_scores(audit.controls.lift), "control_lift": _plain_scores(audit.controls.control_lift)},
+        "worst": [{"identity": name, "recognised": value} for name, value in worst_identities(audit.rows, audit.split.classes)],
+        "queries": audit.found.queries,
+        "seconds": audit.found.seconds,
+        "keys": {"target": audit.target.key, "prior": audit.prior.key, "attack": audit.found.key, "scores": audit.rows.key},
+    }
+
+
+def _target(target: Any) -> dict[str, Any]:
+    facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
+    return {name: target.info[name] for name in facts} | {"key": target.key}
+
+
+def _scores(rows: Rows) -> dict[str, Any]:
+    return _plain_scores([rows.score(name) for name in rows.columns])
+
+
+def _plain_scores(scores: Sequence[Score]) -> dict[str, Any]:
+    return {score.name: {"value": score.value, "low": score.low, "high": score.high} for score in scores}
+
+
+def _pictures(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
+    """The first training picture of each attacked person, and what each audit rebuilt, as bytes."""
+    first = audits[0]
+    train, labels = first.split.train, first.found.labels
+    reference = torch.stack([train.pixels[(train.labels == label).nonzero()[0, 0]] for label in labels])
+    rebuilt = {f"audit.{number}": audit.found.images.mul(255).round().to(torch.uint8).contiguous() for number, audit in enumerate(audits)}
+    return {"private": reference, **rebuilt}
+
+
+def _csv(result: Run) -> str:
+    """One line per (audit, identity, candidate)."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    names = list(result.audits[0].rows.columns)
+    writer.writerow(["audit", "identity", "candidate", *names])
+    for label, audit in zip(result.labels, result.audits, strict=True):
+        for row, identity in enumerate(audit.rows.labels.tolist()):
+            for candidate in range(audit.found.images.shape[1]):
+                values = [f"{audit.rows.columns[name][row, candidate].item():.6g}" for name in names]
+                writer.writerow([label, audit.split.classes[identity], candidate, *values])
+    return text.getvalue()

@@ -1,0 +1,184 @@
+"""The whole program: data, target, prior, attack, scores, and the controls beside them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from frostglass.attacks.base import Attack, invert, prior_only
+from frostglass.data.base import Dataset
+from frostglass.data.splits import load_split, make_split, save_split
+from frostglass.defenses.base import Defense, defenses
+from frostglass.errors import ConfigError
+from frostglass.experiments.config import Experiment, Fractions
+from frostglass.experiments.controls import Controls, judge
+from frostglass.experiments.store import Step, Store
+from frostglass.metrics.base import Evidence, Metric, Rows, measure
+from frostglass.models.checkpoint import load_target, save_target
+from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
+from frostglass.runtime import seed_for
+from frostglass.training import Training, train_target, untrained
+from frostglass.types import Images, Reconstructions, Split, Target, View
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What one experiment found: the trained target, the reconstructions, their scores and the controls."""
+
+    experiment: Experiment
+    split: Split
+    target: Target
+    evaluators: tuple[Target, ...]
+    prior: Prior
+    found: Reconstructions
+    rows: Rows
+    prior_rows: Rows
+    controls: Controls
+
+
+class Products(NamedTuple):
+    """What the steps of one experiment made; `control` is (rows, prior-only rows) of the positive control."""
+
+    split: Split
+    evaluators: tuple[Target, ...]
+    target: Target
+    prior: Prior
+    found: Reconstructions
+    rows: Rows
+    prior_rows: Rows
+    control: tuple[Rows, Rows] | None
+
+
+def run(experiment: Experiment, store: Store) -> Audit:
+    """Run one experiment, or what the store does not have of it yet, and weigh it against its controls."""
+    made = produce(experiment, store)
+    accuracies = [evaluator.info["accuracy"]["test"] for evaluator in made.evaluators]
+    controls = judge(made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, evaluator_accuracy=accuracies)
+    return Audit(experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls)
+
+
+def produce(exp: Experiment, store: Store) -> Products:
+    """All steps of an experiment, in order.
+
+    Private pictures are reachable from `_train` and `_score` only: prior and attack get public images, a view and a prior.
+    """
+    seed = exp.seed
+    split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=seed)
+    evaluators = tuple(
+        store.step(TARGET, config, split, (), fingerprint(config), seed=seed_for(seed, "evaluator", number))
+        for number, config in enumerate(exp.evaluators)
+    )
+    target = store.step(TARGET, exp.target, split, exp.defenses, fingerprint(exp.target), seed=seed)
+    prior, found, rows, prior_rows = _attack(exp, store, split, evaluators, target)
+    control = None
+    if exp.judging.positive_control:
+        undefended = replace(exp.target, weights=None)
+        known_leaky = store.step(TARGET, undefended, split, (), "", seed=seed)
+        control = _attack(exp, store, split, evaluators, known_leaky)[2:]
+    return Products(split, evaluators, target, prior, found, rows, prior_rows, control)
+
+
+def _attack(
+    exp: Experiment, store: Store, split: Split, evaluators: Sequence[Target], target: Target
+) -> tuple[Prior, Reconstructions, Rows, Rows]:
+    """Prior, attack and scores for one target, with the prior-only control scored the same way."""
+    seed, people = exp.seed, exp.judging.identities
+    view = target.view(exp.attack.access)
+    prior = store.step(PRIOR, exp.prior, split.public, view if exp.prior.tied else None, fingerprint(exp.prior), seed=seed)
+    check_unseen(prior, split.classes)
+    found = store.step(ATTACK, exp.attack, view, prior, people, seed=seed)
+    blind = store.step(PRIOR_ONLY, exp.attack.keep, view, prior, people, seed=seed)
+    rows = store.step(SCORES, exp.metrics, target, found, split, evaluators, seed=seed)
+    prior_rows = store.step(SCORES, exp.metrics, target, blind, split, evaluators, seed=seed)
+    return prior, found, rows, prior_rows
+
+
+def fingerprint(method: Any) -> str:
+    """A hash of the files a method reads, so that a result's key changes when they do; "" for methods that read none."""
+    paths = method.files() if hasattr(method, "files") else []
+    if not paths:
+        return ""
+    total = hashlib.sha256()
+    for path in sorted(map(Path, paths)):
+        try:
+            content = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        total.update(f"{path}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: Any) -> Split:
+    return make_split(dataset, test_fraction=fractions.test, validation_fraction=fractions.validation, seed=seed)
+
+
+def _train(config: Training, split: Split, chosen: Sequence[Defense], _: str, *, seed: int, work: Any) -> Target:
+    target = train_target(config, split, chosen, seed=seed, work=work)
+    recipe = {"training": asdict(config), "defenses": [{"name": d.name, **asdict(d)} for d in chosen], "seed": seed}
+    return replace(target, info={**target.info, "build": recipe})
+
+
+def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
+    """The network of a stored target, before its weights are loaded."""
+    chosen = [defenses.get(values["name"])(**{k: v for k, v in values.items() if k != "name"}) for values in recipe["defenses"]]
+    names = tuple(map(str, range(recipe["classes"])))
+    return untrained(Training(**recipe["training"]), names, recipe["image_shape"], chosen, seed=recipe["seed"]).module
+
+
+def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *, seed: int, work: Any) -> Prior:
+    return method.train(public, view, seed=seed, work=work)
+
+
+def _attacked(view: View, people: int | None) -> range:
+    return range(min(people or view.classes, view.classes))
+
+
+def _invert(attack: Attack, view: View, prior: Prior, people: int | None, *, seed: int, work: Any) -> Reconstructions:
+    return invert(attack, view, prior, labels=_attacked(view, people), seed=seed, work=work)
+
+
+def _prior_only(candidates: int, view: View, prior: Prior, people: int | None, *, seed: int, work: Any) -> Reconstructions:
+    return prior_only(prior, _attacked(view, people), candidates, seed=seed)
+
+
+def _score(
+    chosen: Sequence[Metric], target: Target, found: Reconstructions, split: Split, evaluators: Sequence[Target], *, seed: int, work: Any
+) -> Rows:
+    return measure(chosen, Evidence(found, target, evaluators, split))
+
+
+def _save_found(found: Reconstructions, folder: Path) -> None:
+    tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "found.safetensors")
+    (folder / "found.json").write_text(json.dumps({"queries": found.queries}))
+
+
+def _load_found(folder: Path) -> Reconstructions:
+    queries = json.loads((folder / "found.json").read_text())["queries"]
+    seconds = json.loads((folder / "timing.json").read_text())["seconds"]
+    return Reconstructions(**load_file(folder / "found.safetensors"), queries=queries, seconds=seconds)
+
+
+def _save_rows(rows: Rows, folder: Path) -> None:
+    save_file(
+        {"labels": rows.labels.contiguous()} | {f"column.{name}": v.contiguous() for name, v in rows.columns.items()},
+        folder / "rows.safetensors",
+    )
+
+
+def _load_rows(folder: Path) -> Rows:
+    tensors = load_file(folder / "rows.safetensors")
+    return Rows(labels=tensors["labels"], columns={name.removeprefix("column."): v for name, v in tensors.items() if name != "labels"})
+
+
+SPLIT = Step("split", 1, _split, save_split, load_split)
+TARGET = Step("target", 1, _train, save_target, lambda folder: load_target(folder, _rebuild))
+PRIOR = Step("prior", 1, _make_prior, save_prior, load_prior)
+ATTACK = Step("attack", 1, _invert, _save_found, _load_found)
+PRIOR_ONLY = Step("prior_only", 1, _prior_only, _save_found, _load_found)
+SCORES = Step("scores", 1, _score, _save_rows, _load_rows)

@@ -1,0 +1,145 @@
+"""Every registered attack keeps the same promises; a new attack is tested by existing."""
+
+import copy
+
+import pytest
+import torch
+
+from frostglass.attacks.base import attacks, invert, prior_only
+from frostglass.errors import AccessError, ConfigError
+from frostglass.types import View
+from worlds import KilledError, MemoryWork, NoWork, prior, target
+
+# What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
+SMALL = {"gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1}}
+
+
+def small(name: str, **more):
+    return attacks.get(name)(**(SMALL.get(name, {}) | more))
+
+
+def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
+    made, known = world or (target(), prior())
+    return invert(attack, made.view(attack.access), known, labels=labels, seed=seed, work=work or NoWork())
+
+
+@pytest.fixture(params=attacks.names())
+def name(request):
+    return request.param
+
+
+def test_shapes_and_ranges(name):
+    attack = small(name)
+    found = run(attack)
+    assert found.images.shape == (4, attack.keep, 3, 16, 16)
+    assert found.images.dtype == torch.float32
+    assert found.images.min() >= 0
+    assert found.images.max() <= 1
+    assert found.labels.tolist() == [0, 1, 2, 3]
+    assert found.queries > 0
+    assert ((found.confidence >= 0) & (found.confidence <= 1)).all()
+
+
+def test_batch_size_changes_nothing(name):
+    whole = run(small(name, batch=100))
+    for batch in (1, 2, 5):
+        parts = run(small(name, batch=batch))
+        assert torch.equal(parts.latents, whole.latents)
+        assert parts.queries == whole.queries
+
+
+def test_company_changes_nothing(name):
+    """The result for one identity does not depend on which others are attacked, or in which order."""
+    whole = run(small(name))
+    for labels in ((2,), (3, 2), (2, 0, 1)):
+        some = run(small(name), labels=labels)
+        assert torch.equal(some.latents[labels.index(2)], whole.latents[2])
+
+
+def test_restart_changes_nothing(name):
+    attack = small(name, batch=2)
+    world = (target(), prior())
+    whole = run(attack, world)
+    work = MemoryWork(saves_before_death=2)
+    with pytest.raises(KilledError):
+        run(attack, world, work=work)
+    work.left = None
+    resumed = run(attack, world, work=work)
+    assert torch.equal(resumed.latents, whole.latents)
+    assert torch.equal(resumed.images, whole.images)
+    assert resumed.queries == whole.queries
+
+
+def test_seed_matters_and_repeats(name):
+    assert torch.equal(run(small(name)).latents, run(small(name)).latents)
+    assert not torch.equal(run(small(name)).latents, run(small(name), seed=6).latents)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
+    made, known = target(), prior()
+    made.module.train()
+    made.module[0].weight.grad = torch.ones_like(made.module[0].weight)
+    known.generator[0].weight.requires_grad_(False)
+    before = [copy.deepcopy(m.state_dict()) for m in (made.module, known.generator, known.critic)]
+    modes = [part.training for m in (made.module, known.generator, known.critic) for part in m.modules()]
+    flags = [p.requires_grad for m in (made.module, known.generator, known.critic) for p in m.parameters()]
+    rng = torch.get_rng_state()
+    if failing:
+        calls = []
+
+        def explode(self, needed, images):
+            calls.append(1)
+            if len(calls) > 2:
+                raise RuntimeError("power cut")
+            return self._target.outputs(images)
+
+        monkeypatch.setattr(View, "_query", explode)
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(small(name), (made, known))
+    else:
+        run(small(name), (made, known))
+    after = [m.state_dict() for m in (made.module, known.generator, known.critic)]
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(before, after, strict=True) for k in a)
+    assert modes == [part.training for m in (made.module, known.generator, known.critic) for part in m.modules()]
+    assert flags == [p.requires_grad for m in (made.module, known.generator, known.critic) for p in m.parameters()]
+    assert torch.equal(made.module[0].weight.grad, torch.ones_like(made.module[0].weight))
+    assert torch.equal(rng, torch.get_rng_state())
+    assert not made.module._forward_hooks
+    assert not made.module[6]._forward_pre_hooks
+
+
+def test_only_granted_access_is_used(name):
+    """With any weaker view than it declares, an attack is refused by the view; with what it declares, it runs."""
+    attack = small(name)
+    weaker = {"gradients": ["scores"], "scores": ["labels"], "labels": []}[attack.access[0]]
+    if weaker:
+        with pytest.raises(AccessError, match="grants"):
+            invert(attack, target().view(weaker), prior(), seed=0, work=NoWork())
+
+
+def test_beats_prior_only_draws_on_an_undefended_target(name):
+    """More confidence of the target than the same number of blind draws, for every identity on average by a clear margin."""
+    attack = small(name, **({"steps": 60} if "steps" in SMALL.get(name, {}) else {}))
+    made, known = target(), prior()
+    found = run(attack, (made, known))
+    blind = prior_only(known, range(4), attack.keep, seed=5)
+    with torch.no_grad():
+        made.module.eval()
+        scores = made.module(blind.images.flatten(0, 1)).softmax(1)
+    luck = scores.gather(1, blind.labels.repeat_interleave(attack.keep)[:, None]).mean()
+    assert found.confidence.mean() > luck + 0.1
+
+
+def test_bad_labels(name):
+    with pytest.raises(ConfigError, match=r"labels must lie in 0\.\.3, got 0\.\.9"):
+        run(small(name), labels=(0, 9))
+    with pytest.raises(ConfigError, match="no identity to attack"):
+        run(small(name), labels=())
+
+
+def test_a_prior_of_another_target_is_refused(name):
+    from dataclasses import replace
+
+    with pytest.raises(ConfigError, match="fitted to another target"):
+        run(small(name), (target(), replace(prior(), tied_to="someone else")))

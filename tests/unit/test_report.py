@@ -1,0 +1,679 @@
+import base64
+import csv
+import io
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from frostglass.errors import DataError, FrostglassError, StoreError
+from frostglass.experiments.config import Experiment, read_config
+from frostglass.experiments.controls import judge
+from frostglass.experiments.grid import Run, write_run
+from frostglass.experiments.pipeline import Audit
+from frostglass.metrics.base import Rows
+from frostglass.report import build
+from frostglass.report.build import build_report
+from frostglass.report.charts import Mark, number, toml, track
+from frostglass.types import Images, Reconstructions, Split, Target
+
+CALOR = [{"name": "calor", "rank": 3}]
+SMOOTHING = [{"name": "label_smoothing"}]
+BROKEN = {"hits": (20, 19), "guesses": 1}
+DEFENDED = {"defenses": CALOR, "hits": (8, 7), "guesses": 1, "accuracy": 0.967}
+FAILED = {"control": (1, 1), "hits": (1, 1)}
+
+
+def some_rows(people: int, candidates: int, hits: Sequence[int], success: float) -> Rows:
+    """Rows in which judge N recognises the first `hits[N - 1]` pictures, counted over all people."""
+
+    def first(count: int) -> torch.Tensor:
+        return (torch.arange(people * candidates) < count).float().reshape(people, candidates)
+
+    columns = {"target_top1": first(round(success * people * candidates)), "target_confidence": torch.full((people, candidates), 0.5)}
+    for place, count in enumerate(hits, 1):
+        columns |= {f"top1_{place}": first(count), f"top5_{place}": first(min(count + 1, people * candidates))}
+    far = torch.linspace(0.2, 0.3, people * candidates).reshape(people, candidates)
+    return Rows(labels=torch.arange(people), columns=columns | {"distance": far, "distance_squared": far**2, "manifold": far})
+
+
+def make_run(
+    folder: Path,
+    audits: Sequence[dict[str, Any]],
+    *,
+    people: int = 20,
+    candidates: int = 1,
+    names: Sequence[str] = (),
+    size: int = 8,
+    judges: Sequence[float] = (0.97, 0.95),
+    settings: dict[str, Any] | None = None,
+    name: str = "trial",
+    private: torch.Tensor | None = None,
+) -> Path:
+    """A run folder, written by the code that writes real ones, of audits that went as told.
+
+    Each audit may tell `defenses`, `hits` (pictures each judge recognises), `accuracy`, `loss`, `success`, `guesses`, `control` (pictures
+    each judge recognises in the positive control, or None for no control), `model`, `seed`, `far` (manifold ratio) and `pictures`.
+    """
+    names, total = tuple(names) or tuple(f"person {place}" for place in range(people)), people * candidates
+    random = torch.Generator().manual_seed(1)
+    if private is None:
+        private = torch.randint(0, 256, (people, 3, size, size), generator=random, dtype=torch.uint8)
+    pictures = Images(private, torch.arange(people), names, tuple(names))
+    split = Split(pictures, pictures, pictures, pictures, {"parts": {"train": {"pictures": people, "sha256": "5e" * 32}}}, key="split")
+
+    def network(model: str, accuracy: float, key: str) -> Target:
+        info = {"model": model, "parameters": 12345, "accuracy": {"test": accuracy}, "selected_epoch": 3, "history": []}
+        return Target(nn.Identity(), names, (3, size, size), "head", info=info, key=key)
+
+    evaluators = tuple(network("resnet", accuracy, f"judge{place}:{accuracy}") for place, accuracy in enumerate(judges))
+    made = []
+    for place, told in enumerate(audits):
+        rows = some_rows(people, candidates, told.get("hits", (total,) * len(judges))[: len(judges)], told.get("success", 1.0))
+        blind = some_rows(people, candidates, [told.get("guesses", 0)] * len(judges), 0.0)
+        control = told.get("control", (total,) * len(judges))
+        against = None if control is None else (some_rows(people, candidates, control[: len(judges)], 1.0), blind)
+        rows = replace(rows, columns={**rows.columns, "manifold": rows.columns["manifold"] * told.get("far", 1.0)}, key=f"{name}{place}")
+        shown = told.get("pictures", torch.rand((people, candidates, 3, size, size), generator=random))
+        found = Reconstructions(shown, torch.arange(people), torch.zeros(people), torch.zeros(people), 31_200, 75.5, f"attack{place}")
+        chosen = {"name": name, "seed": told.get("seed", 0), "defenses": told.get("defenses", [])}
+        experiment = Experiment.parse(chosen | {"attack": {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1}})
+        target = network(told.get("model", "cnn"), told.get("accuracy", 0.982), f"target{place}")
+        prior: Any = SimpleNamespace(info={"method": {"name": "wgan"}}, key="prior")
+        controls = judge(rows, blind, against, margin=0.2, evaluator_accuracy=list(judges))
+        made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls))
+    labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
+    return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
+
+
+def plain(text: str) -> str:
+    """Text without the characters that only steer line breaks."""
+    return text.replace("\u202f", " ").replace("\u00a0", " ").replace("\u2060", "")
+
+
+class Page(HTMLParser):
+    """The parts of a page that tests look at: all text, its sentences, its tables by name, all tags."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.texts: list[str] = []
+        self.sentences: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._stack: list[tuple[str, dict[str, Any]]] = []
+        self._region = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = " ".join("".join(self.texts).split())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if values.get("role") == "region":
+            self._region = values["aria-label"]
+            self.tables.setdefault(self._region, [])
+        if tag == "tr":
+            self.tables[self._region].append([])
+        if tag in ("td", "th"):
+            self.tables[self._region][-1].append("")
+        if tag == "p" and values.get("class") == "said":
+            self.sentences.append("")
+        if tag not in ("img", "meta", "br"):
+            self._stack.append((tag, values))
+
+    def handle_endtag(self, tag):
+        assert self._stack.pop()[0] == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        open_tags = [tag for tag, _ in self._stack]
+        data = plain(data)
+        if "style" not in open_tags:
+            self.texts.append(data + " ")
+        if any(values.get("class") == "said" for _, values in self._stack):
+            self.sentences[-1] += data
+        if "td" in open_tags or "th" in open_tags:
+            row = self.tables[self._region][-1]
+            row[-1] = " ".join(f"{row[-1]} {data}".split())
+
+    @property
+    def images(self) -> list[np.ndarray]:
+        sources = [values["src"] for tag, values in self.tags if tag == "img"]
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1])))) for source in sources]
+
+
+def sentences(tmp_path: Path, audits: Sequence[dict[str, Any]], **how: Any) -> list[str]:
+    return Page(build_report([make_run(tmp_path / "run", audits, **how)], tmp_path / "report.html")).sentences
+
+
+# The answer
+
+
+def test_answer_says_what_leaks_and_what_the_defense_changes(tmp_path):
+    leak, change = sentences(tmp_path, [BROKEN, DEFENDED])
+    assert leak == (
+        "From the undefended model, an attacker who has its weights and public pictures of other people rebuilt 19 of 20 people so well "
+        "that the stricter of two independent judges recognised them (95 %, interval 85–100 %; guessing with the same prior: 5 %)."
+    )
+    assert change == (
+        "CALoR lowers this to 35 % (interval 15–55.1 %) and costs 1.5 points of accuracy on held-out pictures (98.2 → 96.7 %)."
+    )
+
+
+def test_answer_without_a_defended_model_claims_nothing_about_defenses(tmp_path):
+    _, change = sentences(tmp_path, [BROKEN])
+    assert change == "No defended model is part of this report, so it does not say what a defense would change."
+
+
+def test_a_defense_whose_interval_overlaps_does_not_help(tmp_path):
+    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 17), "accuracy": 0.982}])
+    assert change.startswith("CALoR does not lower it: 85 % (interval ")
+    assert change.endswith("the intervals overlap; it costs no accuracy on held-out pictures (98.2 → 98.2 %).")
+
+
+def test_a_defense_helps_only_if_every_judge_says_so(tmp_path):
+    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 4)}])
+    assert change.startswith("CALoR does not lower it: 20 % (interval ")
+    assert "; 95 % by the other judge), not all judges see a difference; it costs 1.5 points" in change
+
+
+def test_a_defense_may_do_harm(tmp_path):
+    _, change = sentences(tmp_path, [{"hits": (10, 9)}, {**DEFENDED, "hits": (20, 20), "accuracy": 0.99}])
+    assert re.match(r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %\) and gains 0\.8 points of accuracy", change)
+
+
+def test_a_stalled_attack_is_not_called_privacy(tmp_path):
+    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (0, 0), "success": 0.1}])
+    assert change.startswith("CALoR lowers this to 0 %")
+    assert change.endswith("(the model itself accepts 10 % of the pictures), which may be masked gradients and not privacy.")
+
+
+def test_up_to_three_defended_models_are_listed(tmp_path):
+    two = {**DEFENDED, "defenses": [{"name": "calor", "rank": 5}], "hits": (19, 19)}
+    _, change = sentences(tmp_path, [BROKEN, DEFENDED, two, {**DEFENDED, "defenses": SMOOTHING}])
+    first, second, third = change.split("; CALoR (rank=5)")[0], change, change.rsplit("; ", 1)[1]
+    assert first.startswith("CALoR (rank=3) lowers this to 35 %")
+    assert "; CALoR (rank=5) does not lower it: 95 %" in second
+    assert third.startswith("label smoothing lowers this to 35 %")
+
+
+def test_more_defended_models_are_a_range_and_failures_are_named(tmp_path):
+    ranks = [
+        {**DEFENDED, "defenses": [{"name": "calor", "rank": rank}], "hits": (hits, hits), "accuracy": accuracy}
+        for rank, hits, accuracy in [(2, 3, 0.9), (3, 4, 0.95), (4, 5, 0.97), (5, 19, 0.982)]
+    ]
+    _, change = sentences(tmp_path, [BROKEN, *ranks])
+    assert change == (
+        "With the 4 defended models it is between 15 % and 95 %, and they cost between 0 and 8.2 points of accuracy on held-out pictures; "
+        "CALoR (rank=5) does not lower it."
+    )
+
+
+def test_the_strongest_attack_on_each_model_counts(tmp_path):
+    audits = [{**BROKEN, "loss": "ce", "hits": (10, 10)}, BROKEN, {**DEFENDED, "loss": "ce"}, {**DEFENDED, "hits": (2, 2)}]
+    run = make_run(tmp_path / "run", audits)
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert "rebuilt 19 of 20 people" in page.sentences[0]
+    assert page.sentences[1].startswith("CALoR lowers this to 35 %")
+    assert "the strongest counts: undefended (loss=margin), CALoR (loss=ce)." in page.text.replace(" ,", ",").replace(" .", ".")
+
+
+def test_several_candidates_are_counted_as_pictures(tmp_path):
+    leak, _ = sentences(tmp_path, [{"hits": (58, 57)}], candidates=3)
+    assert (
+        "rebuilt 20 people, and the stricter of two independent judges recognised the right person in 95 % of 60 pictures (interval" in leak
+    )
+
+
+def test_one_judge_is_no_two(tmp_path):
+    leak, _ = sentences(tmp_path, [{"hits": (19,)}], judges=[0.97])
+    assert "rebuilt 19 of 20 people so well that an independent judge recognised them (95 %" in leak
+
+
+def test_defended_alone_leans_on_the_positive_control(tmp_path):
+    leak, rest = sentences(tmp_path, [DEFENDED])
+    assert leak.startswith("From the model defended with CALoR, an attacker who has its weights")
+    assert rest == (
+        "The same attack on an undefended model scores 95 points above guessing (at least 85), so it works there; "
+        "that model is not part of this report, so the price of defending in accuracy cannot be told."
+    )
+
+
+def test_a_model_brought_as_weights_is_not_called_undefended(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN], settings={"name": "mine", "target": {"weights": "w.safetensors"}})
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.sentences[0].startswith("From the given model, an attacker")
+    assert page.sentences[1] == "The same attack on an undefended model scores 95 points above guessing (at least 85), so it works there."
+
+
+def test_a_vacuous_audit_says_so_first_and_nothing_reassuring(tmp_path):
+    run = make_run(tmp_path / "run", [FAILED, {**FAILED, "defenses": CALOR}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.sentences == [
+        "This audit is VACUOUS: the attack fails even on a model without any defense, so its failure on any other model proves nothing.",
+        "A low number means a weak attack here, not a safe model.",
+    ]
+    assert any(tag == "div" and values.get("class") == "void" and values.get("role") == "alert" for tag, values in page.tags)
+    assert json.loads((run / "run.json").read_text())["vacuous"][0].split(": ", 1)[1] in page.text
+    assert "✓" not in page.text
+    assert "lowers" not in page.text
+    assert "Further left is more private" not in page.text
+
+
+def test_no_control_is_vacuous_and_a_leak_stays_a_leak(tmp_path):
+    first, _, third = sentences(tmp_path, [{**BROKEN, "control": None}])
+    assert first.startswith("This audit is VACUOUS: no positive control was run")
+    assert third.startswith("A high number is a leak all the same: 95 % (interval 85–100 %) for undefended")
+
+
+def test_a_vacuous_model_is_named_beside_sound_ones(tmp_path):
+    first, second, leak, change = sentences(tmp_path, [BROKEN, {**DEFENDED, **FAILED}, {**DEFENDED, "defenses": SMOOTHING}])
+    assert first.startswith("For CALoR this audit is VACUOUS: the attack fails")
+    assert second == "A low number means a weak attack here, not a safe model."
+    assert leak.startswith("From the undefended model")
+    assert change.startswith("Label smoothing lowers this to 35 %")
+    assert "CALoR" not in leak + change
+
+
+def test_each_defense_is_compared_with_its_own_architecture(tmp_path):
+    audits = [BROKEN, {"model": "lenet", "hits": (9, 9), "accuracy": 0.9}, {**DEFENDED, "model": "lenet", "hits": (8, 8), "accuracy": 0.89}]
+    leak, change = sentences(tmp_path, audits)
+    assert leak.startswith("From the undefended model (model=cnn)")
+    assert change.startswith("CALoR does not lower it: 40 %")
+    assert change.endswith("it costs 1 point of accuracy on held-out pictures (90 → 89 %).")
+
+
+# The page
+
+
+def test_numbers_on_the_page_are_those_of_the_json(tmp_path):
+    out = build_report([make_run(tmp_path / "run", [BROKEN, DEFENDED])], tmp_path / "report.html")
+    page, document = Page(out), json.loads(out.with_suffix(".json").read_text())
+    assert document["runs"] == [json.loads((tmp_path / "run" / "run.json").read_text())]
+    assert [plain(sentence) for sentence in document["answers"][0]["sentences"]] == page.sentences
+
+    def percent(value: float) -> float:
+        return round(100 * value, 1)
+
+    head, *rows = page.tables["Scores of each audit"]
+    assert len(rows) == 2
+    for row, audit in zip(rows, document["runs"][0]["audits"], strict=True):
+        cells = dict(zip(head, row, strict=True))
+        assert cells["model is right on held-out pictures"] == f"{percent(audit['target']['accuracy']['test'])} %"
+        for column, name in [
+            ("◆ judge 2 recognises", "top1_2"),
+            ("judge 1, five best guesses", "top5_1"),
+            ("model itself accepts", "target_top1"),
+        ]:
+            score, guess = audit["scores"][name], audit["prior_only"][name]
+            expected = [percent(x) for x in (score["value"], score["low"], score["high"], guess["value"])]
+            assert [float(x) for x in re.findall(r"[\d.]+", cells[column])] == expected
+        assert cells["distance to the person"].startswith(f"{audit['scores']['distance']['value']:.3g} ")
+        assert (cells["queries"], cells["time"]) == ("31 200", "75.5 s")
+    counted = page.tables["Conventions of the papers"]
+    assert counted[0][:4] == ["audit", "judge", "mean", "selected"]
+    assert counted[4][:3] == ["CALoR", "2", "35 %"]
+
+
+def test_pictures_are_the_runs_and_people_keep_their_columns(tmp_path):
+    run = make_run(tmp_path / "run", [DEFENDED, BROKEN], people=20, candidates=1)
+    page = Page(build_report([run], tmp_path / "report.html"))
+    pixels = load_file(run / "pictures.safetensors")
+    shown = [round(step * 19 / 15) for step in range(16)]
+    head, private, undefended, defended = page.tables["Private and rebuilt pictures"][:4]
+    assert head[1:] == [f"person {place}" for place in shown]
+    assert (private[0][:7], undefended[0], defended[0]) == ("private", "undefended 95 % recognised", "CALoR 35 % recognised")
+    # Undefended first, whatever the order in the run: it is audit 1 there.
+    for row, (tensor, places) in enumerate(
+        [(pixels["private"], shown), (pixels["audit.1"][:, 0], shown), (pixels["audit.0"][:, 0], shown)]
+    ):
+        for column, place in enumerate(places):
+            np.testing.assert_array_equal(page.images[16 * row + column], tensor[place].permute(1, 2, 0).numpy())
+    assert "16 of 20 people, chosen by their place in the list, evenly, and not by success." in page.text
+    assert len(page.images) == 3 * 20
+    verdicts = {
+        line["identity"]: (line["top1_1"], line["top1_2"]) for line in csv.DictReader((run / "rows.csv").open()) if line["audit"] == "calor"
+    }
+    assert [cell.split() for cell in defended[1:]] == [
+        ["●" if verdicts[name][0] == "1" else "○", "◆" if verdicts[name][1] == "1" else "◇"] for name in head[1:]
+    ]
+
+
+def test_a_large_run_still_fits_a_phone(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "PICTURE_BYTES", 30_000)
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED], people=20, size=80)
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.images[0].shape == (64, 64, 3)
+    assert len(page.images) == 3
+    assert "19 people are left out to keep this page small" in page.text
+
+
+def test_grey_pictures(tmp_path):
+    run = make_run(tmp_path / "run", [{"pictures": torch.rand(20, 1, 1, 8, 8)}], private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8))
+    assert {image.shape for image in Page(build_report([run], tmp_path / "report.html")).images} == {(8, 8)}
+
+
+def test_page_needs_nothing_from_outside_and_no_script(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED], names=["https://example.org/x.png", *map(str, range(19))])
+    out = build_report([run], tmp_path / "report.html")
+    page, text = Page(out), out.read_text()
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "a", "base", "form"}
+    assert not [name for _, values in page.tags for name in values if name.startswith("on") or name in ("href", "srcset", "action")]
+    assert all(values["src"].startswith("data:") for _, values in page.tags if "src" in values)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+    assert str(tmp_path) not in text + out.with_suffix(".json").read_text()
+
+
+def test_hostile_names_are_text(tmp_path):
+    evil = "<script>alert('x')</script>\" onerror=\"alert(1)"
+    run = make_run(
+        tmp_path / "run",
+        [BROKEN, DEFENDED],
+        names=[evil, *(f"{{{{ {place} }}}}" for place in range(19))],
+        name="</pre><script>'; rm -rf $HOME",
+    )
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert not [tag for tag, values in page.tags if tag == "script" or "onerror" in values]
+    assert evil in page.tables["Private and rebuilt pictures"][0]
+    assert "{{ 0 }}" in page.text
+    assert "frostglass run pre-script-rm--rf-HOME.toml --threads 1" in page.text
+
+
+def test_same_runs_same_bytes(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED])
+    first, second = build_report([run], tmp_path / "a" / "x.html"), build_report([run], tmp_path / "b" / "x.html")
+    assert first.read_bytes() == second.read_bytes()
+    assert first.with_suffix(".json").read_bytes() == second.with_suffix(".json").read_bytes()
+    assert sorted(path.name for path in first.parent.iterdir()) == ["x.html", "x.json"]
+
+
+def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED, {**DEFENDED, "loss": "poincare", **FAILED}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.tables["Kinds of attack tried on each model"] == [
+        ["model", "CE", "margin or logit", "Poincaré", "label-only"],
+        ["undefended", "! missing", "✓ tried", "! missing", "! missing"],
+        ["CALoR", "! missing", "✓ tried", "tried, vacuous", "! missing"],
+    ]
+    assert "Missing for CALoR: CE, Poincaré and label-only. Masked gradients are not ruled out there." in page.text.replace(" .", ".")
+    assert "These audits are vacuous and prove nothing: CALoR · loss=poincare" in page.text
+
+
+@pytest.mark.parametrize(
+    ("control", "told", "how", "warning"),
+    [
+        ("Only one accepts", {"hits": (20, 15)}, {}, None),
+        ("Only one accepts", {"hits": (20, 14)}, {}, "the evaluators disagree on 30%"),
+        ("Still a real picture?", {"far": 1.49}, {}, None),
+        ("Still a real picture?", {"far": 1.51}, {}, "times as far from real pictures"),
+        ("Target success", {"success": 0.5}, {}, None),
+        ("Target success", {"success": 0.45}, {}, "the target itself says y for only 45%"),
+        ("Prior-only", {"guesses": 3}, {}, None),
+        ("Prior-only", {"guesses": 5}, {}, "prior-only draws already score 25%"),
+        ("Judge 2 itself", {}, {"judges": (0.97, 0.9)}, None),
+        ("Judge 2 itself", {}, {"judges": (0.97, 0.89)}, "evaluator 2 is right on only 89%"),
+        ("Judges agree", {}, {"judges": (0.97,)}, "only one evaluator"),
+    ],
+)
+def test_attention_is_asked_exactly_where_the_controls_warn(tmp_path, control, told, how, warning):
+    run = make_run(tmp_path / "run", [told], **how)
+    page = Page(build_report([run], tmp_path / "report.html"))
+    verdict = next(row[1] for row in page.tables["Controls of each audit"] if row[0].startswith(control))
+    warnings = json.loads((run / "run.json").read_text())["audits"][0]["controls"]["warnings"]
+    assert all(text in page.text for text in warnings)
+    if warning is None:
+        assert verdict.endswith("✓ pass")
+        assert warnings == []
+    else:
+        assert verdict.endswith("! attention")
+        assert [text for text in warnings if warning in text] == warnings
+
+
+def test_most_exposed_people_are_named(tmp_path):
+    page = Page(build_report([make_run(tmp_path / "run", [{"hits": (2, 1), "control": (20, 20)}])], tmp_path / "report.html"))
+    assert "undefended : person 0 (100 %), person 1 (50 %)" in page.text
+    assert "person 2 (" not in page.text
+
+
+def test_equal_labels_are_told_apart(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED, {**DEFENDED, "defenses": [{"name": "calor", "rank": 5}], "hits": (3, 3)}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert [row[0] for row in page.tables["Scores of each audit"][1:]] == ["undefended", "CALoR rank=3", "CALoR rank=5"]
+    assert [row[2].split(" %")[0] for row in page.tables["Scores of each audit"][1:]] == ["100", "40", "15"]
+
+
+# Several runs
+
+
+def test_runs_with_the_same_judges_share_a_table_and_shared_audits_appear_once(tmp_path):
+    first, second = make_run(tmp_path / "first", [BROKEN]), make_run(tmp_path / "second", [BROKEN, DEFENDED])
+    page = Page(build_report([first, second, tmp_path / "second" / ".." / "first"], tmp_path / "report.html"))
+    assert [row[0] for row in page.tables["Scores of each audit"]] == ["audit", "undefended", "CALoR"]
+    assert page.sentences[1].startswith("CALoR lowers this to 35 %")
+
+
+def test_runs_with_other_judges_stand_apart(tmp_path):
+    first, second = make_run(tmp_path / "first", [BROKEN]), make_run(tmp_path / "second", [DEFENDED], judges=(0.99, 0.98), name="other")
+    out = build_report([first, second], tmp_path / "report.html")
+    page = Page(out)
+    assert len(page.sentences) == 4
+    assert not any("lowers" in sentence for sentence in page.sentences)
+    assert [answer["runs"] for answer in json.loads(out.with_suffix(".json").read_text())["answers"]] == ["trial", "other"]
+
+
+# Redacting
+
+
+def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
+    names = ["Anna Schmidt", "Bo", "007", "calor", "İpek", "anna schmidt", *(f"Zoe_{place}" for place in range(24))]
+    settings = {
+        "name": "trial",
+        "data": {
+            "name": "folder",
+            "root": "/data/Anna Schmidt/pictures",
+            "skip": ["/x/Bo/1.png", "photo_of_zoe_3_b"],
+            "per": {"007": 1, "Zoe_1": 2},
+        },
+    }
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED], people=30, names=names, settings=settings, name="for Zoe_2")
+    out = build_report([run], tmp_path / "report.html", redact=True)
+    page, text, document = Page(out), out.read_text(), out.with_suffix(".json").read_text()
+    for name in names:
+        if name not in ("Bo", "007", "calor"):
+            assert name.lower() not in (text + document).lower(), name
+    assert not re.search(r"\b(Bo|007)\b", page.text + document)
+    assert page.tables["Private and rebuilt pictures"][0][1:4] == ["person A", "person C", "person E"]
+    assert page.tables["Private and rebuilt pictures"][4][1] == "person B"
+    # A method keeps its name even if a person is called like it.
+    assert page.sentences[1].startswith("CALoR lowers this to 23.3 %")
+    loaded = json.loads(document)
+    assert loaded["redacted"] is True
+    assert "Redacted." in page.text
+    assert loaded["runs"][0]["identities"][:7] == [f"person {letter}" for letter in "ABCDEFG"]
+    assert loaded["runs"][0]["identities"][26:28] == ["person AA", "person AB"]
+    assert loaded["runs"][0]["settings"]["data"] == {
+        "name": "folder",
+        "root": "/data/person A/pictures",
+        "skip": ["/x/person B/1.png", "photo_of_person J_b"],
+        "per": {"person C": 1, "person H": 2},
+    }
+    assert len(page.images) == 3 * 30
+    assert {image.shape for image in page.images} == {(3, 3, 3)}
+    averages = load_file(run / "pictures.safetensors")["private"][0].float()
+    assert abs(int(page.images[0][1, 1, 0]) - averages[0, 2:6, 2:6].mean().item()) <= 1
+    whole = build_report([run], tmp_path / "whole.html").read_text()
+    pictures = set(re.findall(r"base64,[^\"]+", whole))
+    assert len(pictures) == 3 * 30
+    assert not [picture for picture in pictures if picture in text]
+
+
+# Bad input
+
+
+def broken_run(folder: Path, what: str) -> Path:
+    run = make_run(folder, [BROKEN, DEFENDED])
+    path, document = run / "run.json", json.loads((run / "run.json").read_text())
+    pictures = load_file(run / "pictures.safetensors")
+    audit = document["audits"][1]
+    match what:
+        case "no run.json" | "no rows.csv" | "no pictures.safetensors":
+            (run / what.removeprefix("no ")).unlink()
+            return run
+        case "not json":
+            path.write_text("{")
+            return run
+        case "list":
+            path.write_text("[]")
+            return run
+        case "cut pictures":
+            (run / "pictures.safetensors").write_bytes((run / "pictures.safetensors").read_bytes()[:-100])
+            return run
+        case "binary rows":
+            (run / "rows.csv").write_bytes(b"\xff\xfe\x00")
+            return run
+        case "short rows":
+            (run / "rows.csv").write_text("".join((run / "rows.csv").read_text().splitlines(keepends=True)[:-1]))
+            return run
+        case "more rows":
+            (run / "rows.csv").write_text((run / "rows.csv").read_text() + "calor,person 0,0\n")
+            return run
+        case "other rows":
+            (run / "rows.csv").write_text((run / "rows.csv").read_text().replace("person 3", "person 300"))
+            return run
+        case "missing picture":
+            del pictures["audit.1"]
+        case "float pictures":
+            pictures["audit.0"] = pictures["audit.0"].float()
+        case "fewer people":
+            pictures["private"] = pictures["private"][1:].contiguous()
+        case "format":
+            document["format"] = 99
+        case "nan":
+            audit["scores"]["top1_1"]["value"] = float("nan")
+        case "other score":
+            audit["scores"]["top1_1"]["value"] = 0.05
+        case "no judge":
+            del audit["scores"]["top1_2"]
+        case "no controls":
+            audit["controls"]["control_lift"] = {}
+        case "no audits":
+            document["audits"] = []
+    path.write_text(json.dumps(document))
+    save_file(pictures, run / "pictures.safetensors")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("no run.json", StoreError, r"has no run\.json, so it is not a finished run: give the folder"),
+        ("no rows.csv", StoreError, r"has no rows\.csv"),
+        ("no pictures.safetensors", StoreError, r"has no pictures\.safetensors"),
+        ("not json", StoreError, r"run\.json is not JSON"),
+        ("list", StoreError, r"has format null, expected 1"),
+        ("format", StoreError, r"has format 99, expected 1: run again"),
+        ("cut pictures", StoreError, r"is not a whole safetensors file"),
+        ("missing picture", DataError, r"has no audit\.1"),
+        ("float pictures", DataError, r"audit\.0 is torch\.float32"),
+        ("fewer people", DataError, r"has 19 private pictures for 20 identities"),
+        ("binary rows", DataError, r"rows\.csv is not a table"),
+        ("short rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
+        ("more rows", DataError, r"has 41 rows where its run\.json explains 40"),
+        ("other rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'undefended'\)"),
+        ("nan", DataError, r"is damaged \(audits\.1\.scores\.top1_1\.value: input should be a finite number"),
+        ("other score", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
+        ("no judge", DataError, r"has no top1_2 for audit 'calor'"),
+        ("no controls", DataError, r"has no controls for audit 'calor'"),
+        ("no audits", DataError, r"is damaged \(audits: "),
+    ],
+)
+def test_damaged_runs_are_refused_in_one_line(tmp_path, what, kind, message):
+    run = broken_run(tmp_path / "run", what)
+    with pytest.raises(FrostglassError, match=message) as caught:
+        build_report([run], tmp_path / "report.html")
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_places_that_cannot_hold_a_report_are_refused(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN])
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(StoreError, match=r"missing is not a folder: give the folder of a finished run"):
+        build_report([tmp_path / "missing"], tmp_path / "report.html")
+    with pytest.raises(DataError, match="at least one run folder"):
+        build_report([], tmp_path / "report.html")
+    for out in (tmp_path / "report.json", tmp_path):
+        with pytest.raises(StoreError, match="no place for a page: give the name of a file"):
+            build_report([run], out)
+    for out in (run / "run.html", run / "rows.csv", tmp_path / "run" / ".." / "run" / "run.htm"):
+        with pytest.raises(StoreError, match="would overwrite a run's own files"):
+            build_report([run], out)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*report\.html"):
+        build_report([run], tmp_path / "file" / "report.html")
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+# Text and marks
+
+
+def test_settings_can_be_run_again(tmp_path):
+    settings = {
+        "name": 'a "b" \\ ü\x7f',
+        "seed": 3,
+        "target": {"epochs": 30, "lr": 1e-05, "flip": True, "options": {"width": 32}},
+        "evaluators": [{"model": "resnet", "options": {"depth": 1}}, {"model": "lenet"}],
+        "attack": {"name": "gmi", "clamp": "Infinity"},
+        "grid": {"defenses": [[], [{"name": "calor", "rank": 3}]], "attack.loss": ["ce", "margin"], "seed": [0, 1]},
+    }
+    (tmp_path / "run.toml").write_text(toml(settings), encoding="utf-8")
+    assert tomllib.loads(toml(settings)) == {**settings, "attack": {"name": "gmi", "clamp": float("inf")}}
+    assert read_config(tmp_path / "run.toml")["grid"] == settings["grid"]
+    assert tomllib.loads(toml({"a": None, "b": {}, "c": {"d": {"e": 1}}})) == {"b": {}, "c": {"d": {"e": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (0.975, "percent", "97.5 %"),
+        (1.0, "percent", "100 %"),
+        (-0.0004, "percent", "0 %"),
+        (-0.05, "gain", "−5 points"),
+        (0.91, "gain", "+91 points"),
+        (31_200, "count", "31 200"),
+        (75.5, "seconds", "75.5 s"),
+        (150, "seconds", "2.5 min"),
+        (9000, "seconds", "2.5 h"),
+        (0.9518, "ratio", "0.95 ×"),
+        (0.15644, "plain", "0.156"),
+        (12345, "plain", "12345"),
+        (None, "percent", "–"),
+    ],
+)
+def test_numbers_as_text(value, kind, text):
+    assert number(value, kind).replace("\u202f", " ") == text
+
+
+def test_marks_stand_where_their_values_are():
+    drawn = track([Mark(0.5, 0.4, 0.6, 0.1), Mark(1.0, 0.9, 1.0, None)])
+    assert drawn.count('<svg x="50.00%"') == 1
+    assert drawn.count('x1="40.20%" x2="59.80%"') == 1
+    assert drawn.count('class="guess" x1="10.80%"') == 1
+    assert drawn.count('class="guess"') == 1
+    assert drawn.count('<svg x="99.00%"') == 1
+    assert "judge 2: 100\u202f%, interval 90\u202f% to 100\u202f%</title>" in drawn

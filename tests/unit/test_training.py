@@ -1,0 +1,106 @@
+"""The one training loop: reproducible, resumable, honest about selection, and loud when it fails."""
+
+import pytest
+import torch
+
+from frostglass.defenses.base import Defense, Moment, Term
+from frostglass.defenses.calor import Calor
+from frostglass.defenses.label_smoothing import LabelSmoothing
+from frostglass.errors import CheckpointError, ConfigError, RunError
+from frostglass.models.checkpoint import save_weights
+from frostglass.training import Training, augment, train_target
+from worlds import KilledError, MemoryWork, NoWork, same_weights, split
+
+SMALL = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
+
+
+def train(defenses=(), config=SMALL, work=None, seed=0, data=None):
+    return train_target(config, data or split(), defenses, seed=seed, work=work or NoWork())
+
+
+def test_learns_and_logs_each_term():
+    made = train(config=Training(model="cnn", options={"width": 8}, epochs=12, batch=16, lr=5e-3))
+    history = made.info["history"]
+    assert history[-1]["cross_entropy"] < history[0]["cross_entropy"]
+    assert made.info["accuracy"]["test"] > 0.9
+    assert made.classes == split().classes
+    assert made.module.training is False
+
+
+def test_repeats_exactly_and_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    one, other = train(), train()
+    assert same_weights(one.module, other.module)
+    assert not same_weights(one.module, train(seed=1).module)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("died_after", [1, 2, 3])
+def test_resumes_to_the_same_bytes(died_after):
+    defenses = [Calor(rank=2, switch=0.5)]
+    whole = train(defenses)
+    work = MemoryWork(saves_before_death=died_after)
+    with pytest.raises(KilledError):
+        train(defenses, work=work)
+    work.left = None
+    resumed = train(defenses, work=work)
+    assert same_weights(whole.module, resumed.module)
+    assert whole.info == resumed.info
+
+
+def test_selection_sees_validation_images_only():
+    """With the test labels turned around nothing about the selected weights changes."""
+    from dataclasses import replace
+
+    data = split()
+    turned = replace(data, test=replace(data.test, labels=data.test.labels.flip(0)))
+    assert same_weights(train(data=data).module, train(data=turned).module)
+
+
+def test_only_epochs_at_full_strength_are_selected():
+    assert train([Calor(rank=2, switch=0.75)]).info["selected_epoch"] == 3
+    assert train([LabelSmoothing(alpha=-0.1)]).info["selected_epoch"] == 3
+    with pytest.raises(ConfigError, match="no epoch of 4 is at full defense strength"):
+        train([Calor(rank=2, switch=0.9)])
+
+
+def test_stages_are_logged_under_their_own_names():
+    history = train([Calor(rank=2, switch=0.5)]).info["history"]
+    assert ["cross_entropy" in row for row in history] == [True, True, False, False]
+    assert ["confidence_adaptation" in row for row in history] == [False, False, True, True]
+
+
+class Exploding(Defense):
+    name = "exploding"
+
+    def losses(self, batch):
+        return {"boom": Term(1.0, batch.logits.sum() * (float("nan") if batch.moment == Moment(2, 4) else 0.0))}
+
+
+def test_a_loss_that_is_not_finite_says_where_and_keeps_the_last_epoch():
+    work = MemoryWork()
+    with pytest.raises(RunError, match=r"not finite at epoch 2, batch 0 \(cross_entropy .*, boom nan\)"):
+        train([Exploding()], work=work)
+    assert len(work.kept["training"][1]["history"]) == 2
+
+
+def test_weights_of_a_users_own_are_loaded_and_not_trained(tmp_path):
+    trained = train()
+    save_weights(trained.module, tmp_path / "w.safetensors")
+    loaded = train(config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")), seed=9)
+    assert same_weights(trained.module, loaded.module)
+    assert loaded.info["accuracy"] == trained.info["accuracy"]
+    with pytest.raises(CheckpointError, match="4 classes, the model 6"):
+        train(config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")), data=split(classes=6))
+
+
+def test_augment_moves_and_mirrors_each_image_on_its_own():
+    pictures = torch.arange(2 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6).repeat(8, 1, 1, 1)
+    out = augment(pictures, True, 2, torch.Generator().manual_seed(0))
+    assert out.shape == pictures.shape
+    assert len({tuple(o.flatten().tolist()) for o in out}) > 8
+    assert torch.equal(augment(pictures, False, 0, torch.Generator()), pictures)
+    moved = augment(pictures, False, 1, torch.Generator().manual_seed(0))
+    centre = {o[0, 2, 2].item() - p[0, 2, 2].item() for o, p in zip(moved, pictures, strict=True)}
+    assert centre <= {-7.0, -6.0, -5.0, -1.0, 0.0, 1.0, 5.0, 6.0, 7.0}
+    assert len(centre) > 3

@@ -1,0 +1,141 @@
+"""The WGAN-GP prior: shapes of the papers, the penalty by hand, resuming, files."""
+
+import pytest
+import torch
+from torch import nn
+
+from frostglass.errors import CheckpointError, ConfigError, DataError, RunError
+from frostglass.priors.base import check_unseen, read_prior, write_prior
+from frostglass.priors.pretrained import Pretrained, embedded
+from frostglass.priors.wgan import Wgan, gradient_penalty
+from worlds import KilledError, MemoryWork, NoWork, images, same_weights
+
+SMALL = Wgan(latent=5, width=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
+PUBLIC = images(40, 5, names="stranger")
+
+
+def test_published_shapes():
+    generator, critic = Wgan().networks((1, 32, 32))
+    assert [tuple(p.shape) for p in generator.parameters() if p.ndim == 4] == [(256, 128, 5, 5), (128, 64, 5, 5), (64, 1, 5, 5)]
+    assert tuple(generator[0].weight.shape) == (4096, 100)
+    assert [tuple(p.shape) for p in critic.parameters() if p.ndim == 4] == [
+        (64, 1, 5, 5),
+        (128, 64, 5, 5),
+        (256, 128, 5, 5),
+        (1, 256, 4, 4),
+    ]
+    generator, critic = Wgan().networks((3, 64, 64))
+    assert [p.shape[0] for p in generator.parameters() if p.ndim == 4] == [512, 256, 128, 64]
+    assert generator.eval()(torch.zeros(2, 100)).shape == (2, 3, 64, 64)
+    assert critic(torch.zeros(2, 3, 64, 64)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_every_size_maps_to_itself(size):
+    generator, critic = Wgan(width=4).networks((3, size, size))
+    pictures = generator.eval()(torch.randn(2, 100))
+    assert pictures.shape == (2, 3, size, size)
+    assert pictures.min() >= 0
+    assert pictures.max() <= 1
+    assert critic(pictures).shape == (2, 1)
+
+
+def test_penalty_of_a_linear_critic_is_known():
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 1, bias=False))
+    real, fake = torch.rand(5, 3, 2, 2), torch.rand(5, 3, 2, 2)
+    expected = (critic[1].weight.norm() - 1) ** 2
+    assert gradient_penalty(critic, real, fake, torch.Generator()).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_penalty_against_a_slow_reference():
+    critic = Wgan(width=4).networks((3, 16, 16))[1].double()
+    dice = torch.Generator().manual_seed(3)
+    real, fake = (torch.rand(3, 3, 16, 16, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    fast = gradient_penalty(critic, real, fake, dice)
+    dice.manual_seed(3)
+    share = torch.rand(3, 1, 1, 1, generator=dice)
+    slow = []
+    for i in range(3):
+        point = (real[i] + share[i] * (fake[i] - real[i]))[None].requires_grad_()
+        (slope,) = torch.autograd.grad(critic(point).sum(), point)
+        slow.append((slope.norm() - 1) ** 2)
+    assert torch.allclose(fast, torch.stack(slow).mean())
+
+
+@pytest.mark.parametrize("died_after", [1, 2])
+def test_resumes_to_the_same_bytes(died_after):
+    whole = SMALL.train(PUBLIC, None, seed=0, work=NoWork())
+    work = MemoryWork(saves_before_death=died_after)
+    with pytest.raises(KilledError):
+        SMALL.train(PUBLIC, None, seed=0, work=work)
+    work.left = None
+    resumed = SMALL.train(PUBLIC, None, seed=0, work=work)
+    assert same_weights(whole.generator, resumed.generator)
+    assert same_weights(whole.critic, resumed.critic)
+
+
+def test_learns_to_look_like_its_data():
+    """The mean picture of a trained generator is nearer to the data's than an untrained one's."""
+    method = Wgan(latent=5, width=8, steps=60, critic_steps=2, batch=16, lr=2e-3)
+    trained = method.train(PUBLIC, None, seed=0, work=NoWork())
+    fresh = Wgan(latent=5, width=8, steps=1, critic_steps=1, batch=16, lr=1e-9).train(PUBLIC, None, seed=0, work=NoWork())
+    real = PUBLIC.floats().mean(0)
+    z = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gaps = [(p.images(z).mean(0) - real).pow(2).mean() for p in (trained, fresh)]
+    assert gaps[0] < 0.5 * gaps[1]
+
+
+def test_divergence_is_reported():
+    with pytest.raises(RunError, match="wgan: the loss is not finite at step"):
+        Wgan(latent=5, width=4, steps=50, critic_steps=1, batch=8, lr=1e30).train(PUBLIC, None, seed=0, work=NoWork())
+
+
+def test_file_round_trip_and_half_precision(tmp_path):
+    made = SMALL.train(PUBLIC, None, seed=0, work=NoWork())
+    write_prior(made, tmp_path / "full.safetensors")
+    write_prior(made, tmp_path / "half.safetensors", torch.float16)
+    full, half = read_prior(tmp_path / "full.safetensors"), read_prior(tmp_path / "half.safetensors")
+    assert same_weights(made.generator, full.generator)
+    z = torch.randn(4, 5)
+    assert torch.allclose(full.images(z), half.images(z), atol=2e-2)
+    assert next(half.generator.parameters()).dtype == torch.float32
+    assert (tmp_path / "half.safetensors").stat().st_size < 0.7 * (tmp_path / "full.safetensors").stat().st_size
+
+
+def test_a_prior_that_knows_the_victims_is_refused():
+    made = SMALL.train(PUBLIC, None, seed=0, work=NoWork())
+    check_unseen(made, ["person 1"])
+    with pytest.raises(DataError, match=r"trained on 1 of the 2 private identities \(one is 'Stranger 3'\)"):
+        check_unseen(made, ["person 1", "Stranger 3"])
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(CheckpointError, match="no prior at"):
+        read_prior(tmp_path / "none.safetensors")
+    (tmp_path / "junk.safetensors").write_bytes(b"not a tensor file")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        read_prior(tmp_path / "junk.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="does not say it is a frostglass prior"):
+        read_prior(tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match=r"no embedded prior named 'faces3': did you mean 'faces32'\?"):
+        Pretrained(weights="faces3").path()
+
+
+def test_embedded_priors_are_small_and_make_pictures():
+    for name in embedded():
+        path = Pretrained(weights=name).path()
+        assert path.stat().st_size <= 8 * 2**20
+        made = read_prior(path)
+        with torch.no_grad():
+            pictures = made.images(torch.randn(16, made.latent, generator=torch.Generator().manual_seed(0)))
+        assert pictures.shape[1:] == made.image_shape
+        assert pictures.std(0).mean() > 0.1  # varied
+
+
+def test_size_that_does_not_fit():
+    with pytest.raises(ConfigError, match="16, 32, 64 or 128 pixels"):
+        Wgan().networks((3, 40, 40))

@@ -1,0 +1,123 @@
+"""Tiny worlds for tests: networks and data small enough to train in a blink, and linear ones whose answers are known."""
+
+import torch
+from torch import nn
+
+from frostglass.priors.base import Prior, identity_hashes
+from frostglass.runtime import seeded
+from frostglass.types import Images, Split, Target
+
+SHAPE = (3, 16, 16)
+
+
+def target(classes: int = 4, shape=SHAPE, seed: int = 0) -> Target:
+    """A small classifier with batch norm and dropout, so that modes and buffers matter; sure of itself on what `prior` makes."""
+    with seeded(seed, "tests", "target"):
+        module = nn.Sequential(
+            nn.Conv2d(shape[0], 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, classes)
+        )  # fmt: skip
+    with torch.no_grad():
+        generator = prior(shape).generator.eval()
+        logits = module.eval()(generator(torch.randn(200, 6, generator=torch.Generator().manual_seed(0))))
+        module[6].weight *= 4 / logits.std(0)[:, None]
+        module[6].bias.copy_((module[6].bias - logits.mean(0)) * 4 / logits.std(0))
+    module.train()
+    return Target(module=module, classes=tuple(f"person {i}" for i in range(classes)), image_shape=shape, head="6", key="target")
+
+
+def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> Prior:
+    """An untrained small generator with batch norm, and a critic."""
+    with seeded(seed, "tests", "prior"):
+        generator = nn.Sequential(
+            nn.Linear(latent, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Linear(32, shape[0] * shape[1] * shape[2]),
+            nn.Sigmoid(),
+            nn.Unflatten(1, shape),
+        )
+        judge = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 1))
+    return Prior(
+        generator=generator, critic=judge if critic else None, latent=latent, image_shape=shape, saw=identity_hashes([]), key="prior"
+    )
+
+
+def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
+    """A linear generator and a linear classifier: class y is brightest where its own logit row points."""
+    shape = (1, 1, latent)
+
+    class Centre(nn.Module):
+        def forward(self, z):
+            return z.view(-1, 1, 1, latent)
+
+    with seeded(0, "tests", "linear"):
+        module = nn.Sequential(nn.Flatten(), nn.Linear(latent, classes)).double()
+    made = Target(module=module, classes=tuple(map(str, range(classes))), image_shape=shape, head="1", key="linear")
+    generator = nn.Sequential(Centre())
+    generator.register_buffer("none", torch.zeros(1))
+    return made, Prior(generator=generator, critic=None, latent=latent, image_shape=shape, saw=identity_hashes([]), key="identity")
+
+
+def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "person") -> Images:
+    """Random pictures whose class shows as a bright band."""
+    dice = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    pixels = torch.randint(0, 120, (count, *shape), generator=dice, dtype=torch.uint8)
+    band = shape[1] // classes
+    for row, label in enumerate(labels.tolist()):
+        pixels[row, :, label * band : (label + 1) * band] += 120
+    return Images(
+        pixels=pixels,
+        labels=labels,
+        names=tuple(f"{names} {i}" for i in range(classes)),
+        sources=tuple(f"{names}/{i}" for i in range(count)),
+        key=f"{names}{seed}",
+    )
+
+
+def split(classes: int = 4, count: int = 48) -> Split:
+    train, validation, test = (images(count // part, classes, seed=part) for part in (1, 2, 3))
+    return Split(train=train, validation=validation, test=test, public=images(40, 5, seed=9, names="stranger"), key="split")
+
+
+class NoWork:
+    """A step's workplace that keeps nothing."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def save(self, name, tensors, values=None):
+        pass
+
+    def load(self, name):
+        return None
+
+    def progress(self, done, total, note=""):
+        pass
+
+
+class MemoryWork(NoWork):
+    """Keeps checkpoints in memory, and can stop the world after a number of saves, as a kill would."""
+
+    def __init__(self, saves_before_death: int | None = None):
+        super().__init__()
+        self.left = saves_before_death
+
+    def save(self, name, tensors, values=None):
+        self.kept[name] = ({key: t.clone() for key, t in tensors.items()}, dict(values or {}))
+        if self.left is not None:
+            self.left -= 1
+            if self.left <= 0:
+                raise KilledError
+
+    def load(self, name):
+        return self.kept.get(name)
+
+
+class KilledError(Exception):
+    pass
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
