@@ -13,6 +13,7 @@ from frostglass.checks import parameters
 from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, Moment
 from frostglass.errors import ConfigError, ModelError, RunError
+from frostglass.files import Work
 from frostglass.models.build import build
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.taps import find_head, find_taps
@@ -27,7 +28,7 @@ class Training:
     Args:
         model: a built-in name, `timm:NAME`, `torchvision:NAME` or `package.module:function`.
         options: keyword arguments of the model's builder.
-        mean, std: normalisation inside the model; none by default (images stay in [0, 1]).
+        mean, std: normalisation inside the model, one number per channel; none by default (images stay in [0, 1]).
         weights: a checkpoint to load instead of training.
         epochs, batch, optimizer, lr, momentum, weight_decay: the usual; momentum (Nesterov) is SGD's.
         schedule: "constant", "cosine" to zero, or "milestones": ×0.1 after 75 % and 90 % of the epochs.
@@ -37,8 +38,8 @@ class Training:
 
     model: str = "cnn"
     options: dict[str, Any] = Field(default_factory=dict)
-    mean: Annotated[float, Field(ge=0, le=1)] | None = None
-    std: Annotated[float, Field(gt=0)] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     weights: str | None = None
     epochs: Annotated[int, Field(ge=1)] = 20
     batch: Annotated[int, Field(ge=2)] = 64
@@ -66,7 +67,7 @@ def untrained(config: Training, classes: tuple[str, ...], image_shape: Shape, de
     return replace(ready, taps=find_taps(ready.module, image_shape))
 
 
-def train_target(config: Training, split: Split, defenses: Sequence[Defense], *, seed: int, work: Any) -> Target:
+def train_target(config: Training, split: Split, defenses: Sequence[Defense] = (), *, seed: int = 0, work: Work | None = None) -> Target:
     """Train a classifier on the private training images (or load `config.weights`); selection sees validation images only.
 
     Resumes from the last finished epoch in `work` with the same result as an uninterrupted run.
@@ -82,7 +83,7 @@ def train_target(config: Training, split: Split, defenses: Sequence[Defense], *,
         history: list[dict[str, float]] = []
         chosen = None
     else:
-        history, chosen = _fit(config, target, split, defenses, seed=seed, work=work)
+        history, chosen = _fit(config, target, split, defenses, seed=seed, work=work or Work.scratch())
     target.module.eval()
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     info = {
@@ -95,7 +96,7 @@ def train_target(config: Training, split: Split, defenses: Sequence[Defense], *,
     return replace(target, info=info)
 
 
-def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defense], *, seed: int, work: Any) -> tuple[list, int]:
+def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defense], *, seed: int, work: Work) -> tuple[list, int]:
     from lightning_fabric import Fabric  # imported here: it takes seconds
 
     fabric = Fabric(accelerator="auto", devices=1)

@@ -408,7 +408,9 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
         ["undefended", "! missing", "✓ tried", "! missing", "! missing"],
         ["CALoR", "! missing", "✓ tried", "tried, vacuous", "! missing"],
     ]
-    assert "Missing for CALoR: CE, Poincaré and label-only. Masked gradients are not ruled out there." in page.text.replace(" .", ".")
+    assert "Missing or vacuous for CALoR: CE, Poincaré and label-only. Masked gradients are not ruled out there." in page.text.replace(
+        " .", "."
+    )
     assert "These audits are vacuous and prove nothing: CALoR · loss=poincare" in page.text
 
 
@@ -421,7 +423,8 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
         ("Still a real picture?", {"far": 1.51}, {}, "times as far from real pictures"),
         ("Target success", {"success": 0.5}, {}, None),
         ("Target success", {"success": 0.45}, {}, "the target itself says y for only 45%"),
-        ("Prior-only", {"guesses": 3}, {}, None),
+        # Exactly at the limit, which single precision would overshoot.
+        ("Prior-only", {"guesses": 4}, {}, None),
         ("Prior-only", {"guesses": 5}, {}, "prior-only draws already score 25%"),
         ("Judge 2 itself", {}, {"judges": (0.97, 0.9)}, None),
         ("Judge 2 itself", {}, {"judges": (0.97, 0.89)}, "evaluator 2 is right on only 89%"),

@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from frostglass import files as files_module
 from frostglass.errors import DataError, RunError, StoreError
-from frostglass.experiments import files as files_module
 from frostglass.experiments import lease as lease_module
 from frostglass.experiments import store as store_module
-from frostglass.experiments.files import Work, read_json, read_tensors, write_bytes, write_json, write_tensors
 from frostglass.experiments.lease import Lease, LeaseLost, owner_of
 from frostglass.experiments.store import Event, Step, Store
+from frostglass.files import Work, read_json, read_tensors, write_bytes, write_json, write_tensors
 from frostglass.types import Images, Split, Target
 from killing import run, tree
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from frostglass.experiments import lease as lease_module
 from frostglass.experiments import store as store_module
-from frostglass.experiments.files import Work, read_json, read_tensors, write_json, write_tensors
 from frostglass.experiments.store import Event, Step, Store
+from frostglass.files import Work, read_json, read_tensors, write_json, write_tensors
 from frostglass.runtime import generator_for
 from killing import changing, die_before_change, ended, fork, run, run_until_done, tree
 

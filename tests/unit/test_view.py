@@ -54,10 +54,15 @@ def test_pictures_of_another_size_or_colour_are_fitted():
 def test_frozen_restores_everything_also_buffers_and_after_an_exception():
     module = target().module.train()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    with pytest.raises(RuntimeError), frozen(module):
-        assert not any(p.requires_grad for p in module.parameters())
-        module[1].running_mean.add_(1)
-        raise RuntimeError
+
+    def disturb():
+        with frozen(module):
+            assert not any(p.requires_grad for p in module.parameters())
+            module[1].running_mean.add_(1)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        disturb()
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in before.items())
     assert module.training
     assert all(p.requires_grad for p in module.parameters())

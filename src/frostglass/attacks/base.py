@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from frostglass.attacks.select import best
 from frostglass.attacks.start import fresh
 from frostglass.errors import ConfigError
+from frostglass.files import Work
 from frostglass.priors.base import Prior
 from frostglass.registry import Registry
 from frostglass.runtime import frozen
@@ -56,7 +57,9 @@ class Attack:
         raise TypeError(f"{type(self).__name__} must define recipe()")
 
 
-def invert(attack: Attack, view: View, prior: Prior, *, labels: Sequence[int] | None = None, seed: int, work: Any) -> Reconstructions:
+def invert(
+    attack: Attack, view: View, prior: Prior, *, labels: Sequence[int] | None = None, seed: int = 0, work: Work | None = None
+) -> Reconstructions:
     """Run an attack on the given classes (all by default); one shard per identity group is kept in `work`, so a restart goes on.
 
     The target and the prior are left exactly as they were, also after an exception.
@@ -66,10 +69,10 @@ def invert(attack: Attack, view: View, prior: Prior, *, labels: Sequence[int] | 
         raise ConfigError(problems)
     modules = [view.module, prior.generator] + ([prior.critic] if prior.critic is not None else [])
     with frozen(*modules):
-        return _run(attack, view, prior, wanted, seed=seed, work=work)
+        return _run(attack, view, prior, wanted, seed=seed, work=work or Work.scratch())
 
 
-def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Any) -> Reconstructions:
+def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:
     began, before = time.perf_counter(), view.queries
     recipe = attack.recipe(view, prior, seed=seed)
     queries, seconds = view.queries - before, time.perf_counter() - began
@@ -80,14 +83,14 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
         if not (saved := work.load(name)):
             began, before = time.perf_counter(), view.queries
             tensors = _shard(attack, recipe, view, prior, labels)
-            work.save(name, tensors, {"queries": view.queries - before, "seconds": time.perf_counter() - began})
-            saved = work.load(name) or (tensors, {"queries": view.queries - before, "seconds": time.perf_counter() - began})
+            saved = (tensors, {"queries": view.queries - before, "seconds": time.perf_counter() - began})
+            work.save(name, *saved)
         tensors, values = saved
         shards.append(tensors)
         queries, seconds = queries + values["queries"], seconds + values["seconds"]
         work.progress(number + 1, len(groups), f"{sum(len(s['labels']) for s in shards)} identities")
     joined = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
-    return Reconstructions(**joined, queries=queries, seconds=seconds)
+    return Reconstructions(**joined, queries=queries, seconds=seconds)  # type: ignore[arg-type]
 
 
 def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor) -> dict[str, Tensor]:

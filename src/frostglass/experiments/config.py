@@ -183,10 +183,7 @@ def assign(config: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     place: Any = config
     for part in parents:
-        if isinstance(place, list):
-            place = _item(place, part, path)
-        else:
-            place = place.setdefault(part, {})
+        place = _item(place, part, path) if isinstance(place, list) else place.setdefault(part, {})
         if not isinstance(place, dict | list):
             raise ConfigError(f"{path}: {part!r} is a value, not a table")
     if isinstance(place, list):
@@ -224,7 +221,8 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
 
 def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:
     """All experiments of a config; the problems of all of them in one error."""
-    found, problems = [], []
+    found: list[tuple[str, Experiment]] = []
+    problems: list[str] = []
     for label, config in expand(values):
         try:
             found.append((label, Experiment.parse(config)))

@@ -6,6 +6,13 @@ import torch
 
 from frostglass.metrics.base import Rows, Score
 
+# Beyond these limits an audit carries a warning, and a report asks for attention.
+WEAK_EVALUATOR = 0.9  # held-out accuracy below which an evaluator's verdicts are weak
+DISAGREEMENT = 0.25  # share of reconstructions that only one evaluator accepts
+OFF_MANIFOLD = 1.5  # distance to real pictures, relative to the prior's own draws
+LOW_TARGET_SUCCESS = 0.5  # share of reconstructions the target accepts, below which the attack did not optimise
+LUCKY_PRIOR = 0.2  # accuracy of prior-only draws above which luck explains much
+
 
 @dataclass(frozen=True)
 class Controls:
@@ -48,7 +55,7 @@ def judge(rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, ma
     agreement = only_one = None
     if "top1_2" in rows.columns:
         first, second = rows.columns["top1_1"], rows.columns["top1_2"]
-        agreement, only_one = (first == second).float().mean().item(), (first != second).float().mean().item()
+        agreement, only_one = (first == second).double().mean().item(), (first != second).double().mean().item()
     manifold = None
     if "manifold" in rows.columns:
         manifold = (rows.columns["manifold"].median() / prior_rows.columns["manifold"].median().clamp(min=1e-12)).item()
@@ -67,25 +74,30 @@ def _warnings(rows: Rows, prior_rows: Rows, manifold: float | None, only_one: fl
     found = [
         f"evaluator {number} is right on only {accuracy:.0%} of held-out pictures: its verdicts are weak"
         for number, accuracy in enumerate(evaluator_accuracy, 1)
-        if accuracy < 0.9
+        if accuracy < WEAK_EVALUATOR
     ]
     if len(evaluator_accuracy) < 2:
         found.append("only one evaluator: nothing guards against pictures that fool just that one")
-    if only_one is not None and only_one > 0.25:
+    if only_one is not None and only_one > DISAGREEMENT:
         found.append(f"the evaluators disagree on {only_one:.0%} of the reconstructions: some accepted ones may be false positives")
-    if manifold is not None and manifold > 1.5:
+    if manifold is not None and manifold > OFF_MANIFOLD:
         found.append(
             f"reconstructions are {manifold:.1f} times as far from real pictures as the prior's own samples: they may have left the world of faces"
         )
-    success = rows.columns["target_top1"].mean().item() if "target_top1" in rows.columns else 1.0
-    if success < 0.5:
+    success = _mean(rows, "target_top1") if "target_top1" in rows.columns else 1.0
+    if success < LOW_TARGET_SUCCESS:
         found.append(
             f"the target itself says y for only {success:.0%} of the reconstructions: the attack did not optimise, which may be masked gradients and not privacy"
         )
-    chance = max((prior_rows.columns[name].mean().item() for name in prior_rows.columns if name.startswith("top1_")), default=0.0)
-    if chance > 0.2:
+    chance = max((_mean(prior_rows, name) for name in prior_rows.columns if name.startswith("top1_")), default=0.0)
+    if chance > LUCKY_PRIOR:
         found.append(f"prior-only draws already score {chance:.0%}: with so few people, luck explains much")
     return found
+
+
+def _mean(rows: Rows, name: str) -> float:
+    """The value `Rows.score` gives, to the last bit: a report holds it against the same limits."""
+    return rows.columns[name].double().mean(1).mean().item()
 
 
 def worst_identities(rows: Rows, names: tuple[str, ...], count: int = 5) -> list[tuple[str, float]]:

@@ -15,9 +15,9 @@ from safetensors.torch import save
 
 from frostglass.experiments.config import experiments
 from frostglass.experiments.controls import worst_identities
-from frostglass.experiments.files import full_disk_reported, write_bytes
 from frostglass.experiments.pipeline import Audit, run
 from frostglass.experiments.store import Store
+from frostglass.files import full_disk_reported, write_bytes
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
 
@@ -85,6 +85,8 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "attack": {"name": exp.attack.name, **asdict(exp.attack)},  # type: ignore[call-overload]
         "prior": dict(audit.prior.info),
         "target": _target(audit.target),
+        "split": audit.split.key,
+        "evaluators": [_target(evaluator) for evaluator in audit.evaluators],
         "scores": _scores(audit.rows),
         "prior_only": _scores(audit.prior_rows),
         "conventions": {f"evaluator {number}": conventions(audit.rows, number) for number in range(1, len(audit.evaluators) + 1)},

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from frostglass.errors import RunError
-from frostglass.experiments.files import TAKEN, remove_tree
+from frostglass.files import TAKEN, remove_tree
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0

@@ -1,14 +1,12 @@
 """The whole program: data, target, prior, attack, scores, and the controls beside them."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from frostglass.attacks.base import Attack, invert, prior_only
 from frostglass.data.base import Dataset
@@ -18,10 +16,11 @@ from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, Fractions
 from frostglass.experiments.controls import Controls, judge
 from frostglass.experiments.store import Step, Store
+from frostglass.files import Work, read_json, read_tensors, write_tensors
 from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
-from frostglass.runtime import seed_for
+from frostglass.runtime import seed_for, under_prefix, with_prefix
 from frostglass.training import Training, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
@@ -113,13 +112,14 @@ def fingerprint(method: Any) -> str:
     return total.hexdigest()
 
 
-def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: Any) -> Split:
+def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: Work) -> Split:
     return make_split(dataset, test_fraction=fractions.test, validation_fraction=fractions.validation, seed=seed)
 
 
-def _train(config: Training, split: Split, chosen: Sequence[Defense], _: str, *, seed: int, work: Any) -> Target:
+def _train(config: Training, split: Split, chosen: Sequence[Defense], _: str, *, seed: int, work: Work) -> Target:
     target = train_target(config, split, chosen, seed=seed, work=work)
-    recipe = {"training": asdict(config), "defenses": [{"name": d.name, **asdict(d)} for d in chosen], "seed": seed}
+    changes = [{"name": defense.name, **asdict(defense)} for defense in chosen]  # type: ignore[call-overload]
+    recipe = {"training": asdict(config), "defenses": changes, "seed": seed}  # type: ignore[call-overload]
     return replace(target, info={**target.info, "build": recipe})
 
 
@@ -130,7 +130,7 @@ def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
     return untrained(Training(**recipe["training"]), names, recipe["image_shape"], chosen, seed=recipe["seed"]).module
 
 
-def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *, seed: int, work: Any) -> Prior:
+def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *, seed: int, work: Work) -> Prior:
     return method.train(public, view, seed=seed, work=work)
 
 
@@ -138,42 +138,37 @@ def _attacked(view: View, people: int | None) -> range:
     return range(min(people or view.classes, view.classes))
 
 
-def _invert(attack: Attack, view: View, prior: Prior, people: int | None, *, seed: int, work: Any) -> Reconstructions:
+def _invert(attack: Attack, view: View, prior: Prior, people: int | None, *, seed: int, work: Work) -> Reconstructions:
     return invert(attack, view, prior, labels=_attacked(view, people), seed=seed, work=work)
 
 
-def _prior_only(candidates: int, view: View, prior: Prior, people: int | None, *, seed: int, work: Any) -> Reconstructions:
+def _prior_only(candidates: int, view: View, prior: Prior, people: int | None, *, seed: int, work: Work) -> Reconstructions:
     return prior_only(prior, _attacked(view, people), candidates, seed=seed)
 
 
 def _score(
-    chosen: Sequence[Metric], target: Target, found: Reconstructions, split: Split, evaluators: Sequence[Target], *, seed: int, work: Any
+    chosen: Sequence[Metric], target: Target, found: Reconstructions, split: Split, evaluators: Sequence[Target], *, seed: int, work: Work
 ) -> Rows:
     return measure(chosen, Evidence(found, target, evaluators, split))
 
 
 def _save_found(found: Reconstructions, folder: Path) -> None:
     tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "found.safetensors")
-    (folder / "found.json").write_text(json.dumps({"queries": found.queries}))
+    write_tensors(folder / "found.safetensors", tensors, {"queries": found.queries})
 
 
 def _load_found(folder: Path) -> Reconstructions:
-    queries = json.loads((folder / "found.json").read_text())["queries"]
-    seconds = json.loads((folder / "timing.json").read_text())["seconds"]
-    return Reconstructions(**load_file(folder / "found.safetensors"), queries=queries, seconds=seconds)
+    tensors, values = read_tensors(folder / "found.safetensors")
+    return Reconstructions(**tensors, queries=values["queries"], seconds=read_json(folder / "timing.json")["seconds"])  # type: ignore[arg-type]
 
 
 def _save_rows(rows: Rows, folder: Path) -> None:
-    save_file(
-        {"labels": rows.labels.contiguous()} | {f"column.{name}": v.contiguous() for name, v in rows.columns.items()},
-        folder / "rows.safetensors",
-    )
+    write_tensors(folder / "rows.safetensors", {"labels": rows.labels, **with_prefix("column", dict(rows.columns))})
 
 
 def _load_rows(folder: Path) -> Rows:
-    tensors = load_file(folder / "rows.safetensors")
-    return Rows(labels=tensors["labels"], columns={name.removeprefix("column."): v for name, v in tensors.items() if name != "labels"})
+    tensors, _ = read_tensors(folder / "rows.safetensors")
+    return Rows(labels=tensors["labels"], columns=under_prefix("column", tensors))
 
 
 SPLIT = Step("split", 1, _split, save_split, load_split)

@@ -31,7 +31,8 @@ import torch
 from pydantic import BaseModel
 
 from frostglass.errors import FrostglassError, StoreError
-from frostglass.experiments.files import (
+from frostglass.experiments.lease import Lease, LeaseLost, owner_of
+from frostglass.files import (
     TAKEN,
     Work,
     full_disk_reported,
@@ -42,7 +43,6 @@ from frostglass.experiments.files import (
     sync_tree,
     write_json,
 )
-from frostglass.experiments.lease import Lease, LeaseLost, owner_of
 
 T = TypeVar("T")
 Kind = Literal["start", "resume", "progress", "done", "cached", "waiting"]

@@ -97,8 +97,11 @@ def outputs(judge: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
 
 
 def nearest(queries: Tensor, references: Tensor) -> Tensor:
-    """Euclidean distance from each query to its nearest reference."""
-    return torch.cat([torch.cdist(part, references).amin(1) for part in queries.split(1024)])
+    """Euclidean distance from each query to its nearest reference.
+
+    The nearest is found by matrix products, whose distances are too coarse near zero, so the distance itself is computed again.
+    """
+    return torch.cat([(part - references[torch.cdist(part, references).argmin(1)]).norm(dim=1) for part in queries.split(1024)])
 
 
 def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from frostglass.errors import CheckpointError, DataError
+from frostglass.files import Work
 from frostglass.registry import Registry
 from frostglass.runtime import under_prefix, with_prefix
 from frostglass.types import Images, Shape, View
@@ -50,7 +51,7 @@ class PriorMethod(Protocol):
 
     tied: ClassVar[bool]
 
-    def train(self, public: Images, view: View | None, *, seed: int, work: Any) -> Prior: ...
+    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior: ...
 
 
 def identity_hashes(names: Iterable[str]) -> Tensor:

@@ -2,10 +2,11 @@
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from frostglass.checks import parameters
 from frostglass.errors import CheckpointError, ConfigError
+from frostglass.files import Work
 from frostglass.priors.base import Prior, priors, read_prior
 from frostglass.registry import nearest
 from frostglass.types import Images, View
@@ -49,7 +50,7 @@ class Pretrained:
         """Files this prior reads."""
         return [self.path()]
 
-    def train(self, public: Images, view: View | None, *, seed: int, work: Any) -> Prior:
+    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
         """Read the prior; `public` is only asked for its shape."""
         prior = read_prior(self.path())
         if prior.tied_to is not None:

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from dataclasses import asdict
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from frostglass.checks import parameters
 from frostglass.errors import ConfigError, RunError
+from frostglass.files import Work
 from frostglass.priors.base import Prior, identity_hashes, priors
 from frostglass.runtime import generator_for, optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
 from frostglass.types import Images, Shape, View
@@ -26,8 +27,7 @@ class Wgan:
     convolutions with instance norm in the critic. 16 and 128 pixels leave out or add one stage.
 
     Paper: Zhang et al., The Secret Revealer (GMI), CVPR 2020, arXiv 1911.07135; Gulrajani et al., Improved Training of WGANs, 2017.
-    Differs: the paper's diversity term is absent, as in the released training code. `average` is an option of ours: it keeps a running
-        mean of the generator's weights; 0 is the published training.
+    Differs: the paper's diversity term is absent, as in the released training code. `average` and `cooldown` are options of ours.
 
     Args:
         latent: length of the latent vector.
@@ -38,7 +38,8 @@ class Wgan:
         batch: images a step.
         lr: Adam's step size, with betas (0.5, 0.999).
         penalty: weight of the gradient penalty.
-        average: decay of the running mean of the generator's weights.
+        average: decay of a running mean of the generator's weights, which becomes the prior; 0 is the published training.
+        cooldown: share of the steps, at the end, over which lr falls linearly to zero; 0 is the published training.
         checkpoint_every: generator steps between checkpoints; does not change the result.
     """
 
@@ -51,6 +52,7 @@ class Wgan:
     lr: Annotated[float, Field(gt=0)] = 2e-4
     penalty: Annotated[float, Field(ge=0)] = 10.0
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     tied: ClassVar[bool] = False
@@ -78,8 +80,13 @@ class Wgan:
         critic += [nn.Conv2d(widths[-1], 1, 4), nn.Flatten()]
         return nn.Sequential(*generator), nn.Sequential(*critic)
 
-    def train(self, public: Images, view: View | None, *, seed: int, work: Any) -> Prior:
+    def _lr_factor(self, step: int) -> float:
+        left = (self.steps - step) / self.steps
+        return min(1.0, left / self.cooldown) if self.cooldown else 1.0
+
+    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
+        work = work or Work.scratch()
         with seeded(seed, "wgan", "init"):
             generator, critic = self.networks(public.shape)
         mean = copy.deepcopy(generator)
@@ -94,6 +101,8 @@ class Wgan:
             restore_optimizer(opt_c, under_prefix("opt_c", tensors))
         for step in range(start, self.steps):
             dice = generator_for(seed, "wgan", step)
+            for group in opt_g.param_groups + opt_c.param_groups:
+                group["lr"] = self.lr * self._lr_factor(step)
             for _ in range(self.critic_steps):
                 real = public.floats(torch.randint(len(public), (self.batch,), generator=dice))
                 fake = _draw(generator, self.batch, self.latent, dice).detach()

@@ -1,0 +1,237 @@
+"""Audits arranged for comparison: an entry is one audit, an aim one model with every attack on it, a study all that may be compared."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from frostglass.attacks.base import attacks
+from frostglass.experiments.controls import LOW_TARGET_SUCCESS
+from frostglass.report.charts import Mark, listed
+from frostglass.report.runs import AuditFacts, LoadedRun, Measured, RunFacts
+from frostglass.types import CAPABILITIES
+
+AimKind = Literal["undefended", "given", "defended"]
+Tried = Literal["tried", "vacuous", "missing"]
+
+TITLES = {"bido": "BiDO", "calor": "CALoR", "dpsgd": "DP-SGD", "mid": "MID"}
+LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
+LABEL_ONLY = "label-only"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One audit as the page shows it."""
+
+    label: str
+    run: LoadedRun
+    number: int
+
+    @property
+    def facts(self) -> AuditFacts:
+        return self.run.facts.audits[self.number]
+
+    @property
+    def kind(self) -> AimKind:
+        return "defended" if self.facts.defenses else "given" if self.run.given else "undefended"
+
+    @property
+    def defense(self) -> str:
+        """The defenses by name; two targets may share it."""
+        names = [str(defense.get("name")) for defense in self.facts.defenses]
+        written = " + ".join(TITLES.get(name, name.replace("_", " ")) for name in names)
+        return written or ("given model" if self.run.given else "undefended")
+
+    @property
+    def name(self) -> str:
+        return self.label.split(" · ")[0]
+
+    @property
+    def details(self) -> list[str]:
+        return self.label.split(" · ")[1:]
+
+    @property
+    def access(self) -> str:
+        """The most the attack touches of the model; "" for an attack this version does not know."""
+        name = self.facts.attack.get("name")
+        granted = attacks.get(name).access if name in attacks.names() else ()
+        return next((level for level in reversed(CAPABILITIES) if level in granted), "")
+
+    @property
+    def attack_kinds(self) -> list[str]:
+        kinds = [kind for kind, losses in LOSS_TYPES.items() if self.facts.attack.get("loss") in losses]
+        return [*kinds, LABEL_ONLY] if self.access == "labels" else kinds
+
+    @property
+    def judges(self) -> list[str]:
+        return [f"top1_{place}" for place in range(1, len(self.run.facts.evaluators) + 1)]
+
+    @property
+    def strictest(self) -> str:
+        return min(self.judges, key=lambda judge: self.facts.scores[judge].value)
+
+    @property
+    def leak(self) -> Measured:
+        return self.facts.scores[self.strictest]
+
+    @property
+    def rebuilt(self) -> Tensor:
+        return self.run.pictures[f"audit.{self.number}"]
+
+    @property
+    def marks(self) -> list[Mark]:
+        scores, guesses = self.facts.scores, self.facts.prior_only
+        return [Mark(scores[j].value, scores[j].low, scores[j].high, guesses[j].value) for j in self.judges]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A model under audit with every attack tried on it; the strongest one counts."""
+
+    name: str
+    kind: AimKind
+    entries: tuple[Entry, ...]
+
+    @property
+    def strongest(self) -> Entry:
+        return max(self.entries, key=lambda entry: entry.leak.value)
+
+    @property
+    def vacuous(self) -> bool:
+        return all(entry.facts.controls.vacuous for entry in self.entries)
+
+    @property
+    def accuracy(self) -> float:
+        return self.strongest.facts.target.accuracy.test
+
+    @property
+    def stalled(self) -> bool:
+        """Did the strongest attack fail to convince even the attacked model? Then a low score says little."""
+        return self.strongest.facts.scores["target_top1"].value < LOW_TARGET_SUCCESS
+
+    @property
+    def attack_kinds(self) -> dict[str, Tried]:
+        """Which kinds of attack were tried: a defense that hides gradients from one kind may not hide them from another."""
+        return {kind: self._tried(kind) for kind in (*LOSS_TYPES, LABEL_ONLY)}
+
+    def _tried(self, kind: str) -> Tried:
+        reasons = [entry.facts.controls.vacuous for entry in self.entries if kind in entry.attack_kinds]
+        return "missing" if not reasons else "vacuous" if all(reasons) else "tried"
+
+    @property
+    def untried(self) -> list[str]:
+        return [kind for kind, tried in self.attack_kinds.items() if tried != "tried"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Audits that may be compared: the same people, the same pictures, the same judges."""
+
+    runs: tuple[LoadedRun, ...]
+    entries: tuple[Entry, ...]
+    aims: tuple[Aim, ...]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(dict.fromkeys(run.facts.name for run in self.runs))
+
+    @property
+    def first(self) -> RunFacts:
+        return self.runs[0].facts
+
+    @property
+    def vacuous(self) -> bool:
+        return all(aim.vacuous for aim in self.aims)
+
+    @property
+    def candidates(self) -> int:
+        """Pictures kept of each person, at most."""
+        return max(entry.rebuilt.shape[1] for entry in self.entries)
+
+    @property
+    def hollow(self) -> dict[str, str]:
+        """Why audits are vacuous: each reason once, with the audits it holds for."""
+        return _by_text((entry.facts.controls.vacuous, entry.label) for entry in self.entries if entry.facts.controls.vacuous)
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """Each warning once, with the audits it is about."""
+        return _by_text((warning, entry.label) for entry in self.entries for warning in entry.facts.controls.warnings)
+
+    @property
+    def untried(self) -> dict[str, str]:
+        """Kinds of attack that are missing, with the models that were not put to them."""
+        return _by_text((listed(aim.untried), aim.name) for aim in self.aims if aim.kind != "undefended" and aim.untried)
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Each first text once, with all second ones that came with it."""
+    found: dict[str, list[str]] = {}
+    for text, about in pairs:
+        found.setdefault(text, []).append(about)
+    return {text: listed(abouts) for text, abouts in found.items()}
+
+
+def group(runs: Sequence[LoadedRun]) -> list[Study]:
+    """Runs on the same people with the same judges side by side, others apart."""
+    groups: dict[str, list[LoadedRun]] = {}
+    for run in runs:
+        facts = run.facts
+        groups.setdefault(json.dumps([facts.data.get("split"), facts.identities, [e.key for e in facts.evaluators]]), []).append(run)
+    return [_study(members) for members in groups.values()]
+
+
+def _study(runs: Sequence[LoadedRun]) -> Study:
+    entries = [Entry("", run, place) for run in runs for place in range(len(run.facts.audits))]
+    # Runs may share an audit; it is shown once.
+    entries = list({json.dumps([e.facts.keys, e.facts.controls.model_dump()]): e for e in reversed(entries)}.values())[::-1]
+    entries.sort(key=lambda entry: ("undefended", "given", "defended").index(entry.kind))
+    labels = _distinct([entry.defense for entry in entries], [_flat(_choices(e) | _more_choices(e)) for e in entries])
+    entries = [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
+    aims: dict[str, list[Entry]] = {}
+    for entry in entries:
+        aims.setdefault(json.dumps([entry.kind, _choices(entry)]), []).append(entry)
+    heads = [members[0] for members in aims.values()]
+    names = _distinct([head.defense for head in heads], [_flat(_choices(head)) for head in heads])
+    made = [Aim(spoken(name), members[0].kind, tuple(members)) for name, members in zip(names, aims.values(), strict=True)]
+    return Study(tuple(runs), tuple(entries), tuple(made))
+
+
+def _choices(entry: Entry) -> dict[str, Any]:
+    """What makes a model another model."""
+    return {"defense": entry.facts.defenses, "model": entry.facts.target.model}
+
+
+def _more_choices(entry: Entry) -> dict[str, Any]:
+    """What makes an audit of a model another audit."""
+    facts = entry.facts
+    return {"attack": facts.attack, "seed": facts.seed, "prior": facts.prior, "label": facts.label, "run": entry.run.facts.name}
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested values by their dotted path."""
+    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = [_flat(item, f"{path}.{key}" if path else str(key)) for key, item in items]
+    return {key: item for part in inner for key, item in part.items()} if isinstance(value, dict | list) else {path: value}
+
+
+def _distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names that differ: equal ones get the first setting in which they differ, and so on until none are equal."""
+    labels = list(names)
+    while repeated := [label for label, times in Counter(labels).items() if times > 1]:
+        for label in repeated:
+            members = [place for place, other in enumerate(labels) if other == label]
+            known = dict.fromkeys(key for place in members for key in facts[place])
+            key = next((key for key in known if len({json.dumps(facts[place].get(key)) for place in members}) > 1), None)
+            for count, place in enumerate(members, 1):
+                labels[place] += f" · {key.rsplit('.', 1)[-1]}={facts[place].get(key, 'none')}" if key else f" · {count}"
+    return labels
+
+
+def spoken(label: str) -> str:
+    """A label as part of a sentence: "CALoR · rank=3 · a=1" becomes "CALoR (rank=3, a=1)"."""
+    name, *details = label.split(" · ")
+    return f"{name} ({', '.join(details)})" if details else name

@@ -1,0 +1,154 @@
+"""The whole pipeline on a toy scale: who may see what, what is shared, what a restart leaves."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from frostglass.data.faces import Faces
+from frostglass.data.splits import make_split
+from frostglass.experiments import pipeline
+from frostglass.experiments.config import Experiment, experiments
+from frostglass.experiments.cost import estimate
+from frostglass.experiments.grid import run_all, summary, write_run
+from frostglass.experiments.pipeline import run
+from frostglass.experiments.store import Store
+from frostglass.types import Images
+from killing import run_until_done, tree
+from worlds import NoWork
+
+TOY = {
+    "name": "toy",
+    "data": {"name": "faces", "size": 16, "identities": 4, "images": 8, "public_identities": 30, "public_images": 1},
+    "target": {"epochs": 2, "batch": 16, "options": {"width": 4}},
+    "evaluators": [{"model": "resnet", "epochs": 1, "options": {"width": 4, "depth": 1}}, {"model": "lenet", "epochs": 1}],
+    "prior": {"name": "wgan", "steps": 4, "critic_steps": 1, "width": 4, "batch": 8, "checkpoint_every": 1},
+    "attack": {"name": "gmi", "steps": 3, "candidates": 2, "keep": 2, "batch": 4},
+}
+GRID = TOY | {"grid": {"defenses": [[], [{"name": "calor", "rank": 2, "switch": 0.5}]]}}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    return folder, run_all(GRID, Store(folder))
+
+
+def test_steps_are_shared_between_experiments(finished):
+    folder, _ = finished
+    made = {name.name: len([f for f in name.iterdir() if f.is_dir()]) for name in folder.iterdir() if name.is_dir()}
+    # Two targets and two evaluators; one prior; two attacks; prior-only draws once per view; scores of four sets of pictures.
+    assert made == {"split": 1, "target": 4, "prior": 1, "attack": 2, "prior_only": 2, "scores": 4}
+
+
+def test_a_second_run_computes_nothing(finished):
+    folder, first = finished
+    events = []
+    again = run_all(GRID, Store(folder, listener=events.append))
+    assert {event.kind for event in events} == {"cached"}
+    assert json.dumps(summary(first)) == json.dumps(summary(again))
+
+
+class PrivateError(Exception):
+    pass
+
+
+def untouchable(images: Images) -> Images:
+    class Raising(Images):
+        def floats(self, index=slice(None)):
+            raise PrivateError("private pictures were touched")
+
+    guarded = Raising(images.pixels, images.labels, images.names, images.sources, key=images.key)
+    object.__setattr__(guarded, "pixels", None)
+    return guarded
+
+
+def test_prior_and_attack_never_touch_private_pictures(finished, tmp_path):
+    """With a trained target at hand, everything an attacker does runs on a split whose private pictures raise when touched."""
+    _, done = finished
+    audit, exp = done.audits[0], done.audits[0].experiment
+    guarded = replace(audit.split, **{part: untouchable(getattr(audit.split, part)) for part in ("train", "validation", "test")})
+    with pytest.raises(PrivateError):
+        guarded.train.floats()
+    view = audit.target.view(exp.attack.access)
+    prior = pipeline._make_prior(exp.prior, guarded.public, None, "", seed=0, work=NoWork())
+    found = pipeline._invert(exp.attack, view, prior, None, seed=0, work=NoWork())
+    blind = pipeline._prior_only(2, view, prior, None, seed=0, work=NoWork())
+    assert found.images.shape == blind.images.shape == (4, 2, 3, 16, 16)
+    assert torch.equal(found.images, audit.found.images)
+
+
+def test_an_audit_that_proves_nothing_says_so(finished):
+    _, done = finished
+    assert len(done.vacuous) == 2  # three steps of training and attack break nobody
+    assert "does not break the undefended model" in done.vacuous[0]
+
+
+def test_keys_follow_what_made_a_result(finished):
+    folder, done = finished
+    base = done.audits[0]
+    other = run(Experiment.parse(TOY | {"seed": 1}), Store(folder))
+    assert other.target.key != base.target.key
+    slower = run(Experiment.parse(TOY | {"attack": TOY["attack"] | {"steps": 4}}), Store(folder))
+    assert slower.found.key != base.found.key
+    assert slower.target.key == base.target.key
+    assert slower.prior.key == base.prior.key
+
+
+def test_cost_is_known_beforehand_and_falls_to_nothing_when_done(finished, tmp_path):
+    folder, _ = finished
+    fresh = estimate(experiments(GRID), Store(tmp_path / "empty"))
+    assert [row["step"] for row in fresh["steps"]].count("target") == 4
+    assert fresh["seconds"] > 0
+    assert fresh["memory_mib"] > 50
+    assert not (tmp_path / "empty").exists()
+    done = estimate(experiments(GRID), Store(folder))
+    assert all(row["done"] for row in done["steps"])
+    assert done["seconds"] == 0
+
+
+def test_run_folder_holds_every_number(finished, tmp_path):
+    _, done = finished
+    folder = write_run(done, tmp_path / "run")
+    facts = json.loads((folder / "run.json").read_text())
+    assert [audit["label"] for audit in facts["audits"]] == ["undefended", "calor"]
+    lines = (folder / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 4 * 2
+    mean = sum(float(line.split(",")[lines[0].split(",").index("top1_1")]) for line in lines[1:9]) / 8
+    assert mean == pytest.approx(facts["audits"][0]["scores"]["top1_1"]["value"])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(finished, tmp_path, seed):
+    folder, _ = finished
+    dice = random.Random(seed)
+    kills = run_until_done(lambda: run_all(GRID, Store(tmp_path / "killed")), [dice.uniform(0.0, 0.04 + 0.01 * k) for k in range(40)])
+    assert kills >= 5
+    whole, killed = tree(folder), tree(tmp_path / "killed")
+    ours = {name: data for name, data in whole.items() if not name.endswith("timing.json") and name in killed}
+    assert {name for name in killed if not name.endswith("timing.json")} <= set(whole)
+    assert all(killed[name] == data for name, data in ours.items())
+    assert len(ours) > 20
+
+
+def test_changed_files_make_a_new_split(tmp_path):
+    from PIL import Image
+
+    split = make_split(
+        Faces(size=16, identities=3, images=4, public_identities=3, public_images=2), test_fraction=0.3, validation_fraction=0.2, seed=0
+    )
+    for side, images in (("private", split.train), ("public", split.public)):
+        for row, label in enumerate(images.labels.tolist()):
+            folder = tmp_path / side / images.names[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images.pixels[row].permute(1, 2, 0).numpy()).save(folder / f"{row}.png")
+    data = experiments({"data": {"name": "folder", "private": str(tmp_path / "private"), "public": str(tmp_path / "public"), "size": 16}})[
+        0
+    ][1].data
+    before = pipeline.fingerprint(data)
+    assert before == pipeline.fingerprint(data)
+    one = next((tmp_path / "public").rglob("*.png"))
+    Image.new("RGB", (16, 16), "red").save(one)
+    assert pipeline.fingerprint(data) != before
