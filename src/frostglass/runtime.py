@@ -1,6 +1,7 @@
 """Seeds, threads and the promise to leave the caller's networks as they were."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,16 @@ def seed_for(base: int, *path: str | int) -> int:
 def generator_for(base: int, *path: str | int) -> torch.Generator:
     """A CPU generator seeded by `seed_for`."""
     return torch.Generator().manual_seed(seed_for(base, *path))
+
+
+def default_device() -> torch.device:
+    """Where networks live: FROSTGLASS_DEVICE if it is set, else a CUDA device if there is one, else the CPU."""
+    return torch.device(os.environ.get("FROSTGLASS_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's weights are; the CPU for a module without any."""
+    return next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
 
 
 @contextmanager

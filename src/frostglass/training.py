@@ -17,7 +17,18 @@ from frostglass.files import Work
 from frostglass.models.build import build
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.taps import find_head, find_taps
-from frostglass.runtime import capture, frozen, generator_for, optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
+from frostglass.runtime import (
+    capture,
+    default_device,
+    device_of,
+    frozen,
+    generator_for,
+    optimizer_tensors,
+    restore_optimizer,
+    seeded,
+    under_prefix,
+    with_prefix,
+)
 from frostglass.types import Images, Shape, Split, Target
 
 
@@ -99,7 +110,7 @@ def train_target(config: Training, split: Split, defenses: Sequence[Defense] = (
 def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defense], *, seed: int, work: Work) -> tuple[list, int]:
     from lightning_fabric import Fabric  # imported here: it takes seconds
 
-    fabric = Fabric(accelerator="auto", devices=1)
+    fabric = Fabric(accelerator=default_device().type, devices=1)
     trainable = [p for p in target.module.parameters() if p.requires_grad]
     module, optimizer = fabric.setup(target.module, _optimizer(config, trainable))
     names = compose.taps(defenses, target)
@@ -182,7 +193,7 @@ def augment(images: Tensor, flip: bool, shift: int, dice: torch.Generator) -> Te
 
 def accuracy(target: Target, images: Images) -> float:
     """Share of images the target labels right, in evaluation mode; nothing of the target is changed."""
-    device = next(target.module.parameters()).device
+    device = device_of(target.module)
     right = 0
     with frozen(target.module), torch.no_grad():
         for index in torch.arange(len(images)).split(256):

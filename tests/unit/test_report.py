@@ -360,7 +360,7 @@ def test_a_large_run_still_fits_a_phone(tmp_path, monkeypatch):
 
 
 def test_grey_pictures(tmp_path):
-    run = make_run(tmp_path / "run", [{"pictures": torch.rand(20, 1, 1, 8, 8)}], private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8))
+    run = make_run(tmp_path / "run", [{"pictures": torch.rand(20, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))}], private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8))
     assert {image.shape for image in Page(build_report([run], tmp_path / "report.html")).images} == {(8, 8)}
 
 
@@ -680,3 +680,9 @@ def test_marks_stand_where_their_values_are():
     assert drawn.count('class="guess"') == 1
     assert drawn.count('<svg x="99.00%"') == 1
     assert "judge 2: 100\u202f%, interval 90\u202f% to 100\u202f%</title>" in drawn
+
+
+def test_a_model_audited_with_and_without_a_control_is_spoken_for_by_the_control(tmp_path):
+    runs = [make_run(tmp_path / "a", [{**DEFENDED, "control": None}]), make_run(tmp_path / "b", [DEFENDED])]
+    page = build_report(runs, tmp_path / "report.html").read_text()
+    assert "the same attack on an undefended model scores" in page.lower()

@@ -15,7 +15,7 @@ from frostglass.errors import ConfigError
 from frostglass.files import Work
 from frostglass.priors.base import Prior
 from frostglass.registry import Registry
-from frostglass.runtime import frozen
+from frostglass.runtime import device_of, frozen
 from frostglass.types import Capability, Reconstructions, View
 
 attacks = Registry("attack", "frostglass.attacks")
@@ -67,6 +67,10 @@ def invert(
     wanted = torch.tensor(range(view.classes) if labels is None else list(labels))
     if problems := _problems(attack, view, prior, wanted):
         raise ConfigError(problems)
+    if device_of(view.module) != device_of(prior.generator):
+        raise ConfigError(
+            f"target and prior must be on one device, got {device_of(view.module)} and {device_of(prior.generator)}: move one with .to()"
+        )
     modules = [view.module, prior.generator] + ([prior.critic] if prior.critic is not None else [])
     with frozen(*modules):
         return _run(attack, view, prior, wanted, seed=seed, work=work or Work.scratch())
@@ -95,7 +99,7 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
 
 def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor) -> dict[str, Tensor]:
     start = recipe.start(labels)
-    each = labels.repeat_interleave(start.shape[1])
+    each = labels.repeat_interleave(start.shape[1]).to(start.device)
     batch = math.ceil(attack.batch / LANES) * LANES
 
     def read_out(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,13 +113,13 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
         parts.append((found, *in_lanes(view, read_out, found, y)))
     latents, pictures, rank, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
     latents, pictures, confidence = best(rank, attack.keep, latents, pictures, confidence)
-    return {"images": pictures, "labels": labels, "latents": latents, "confidence": confidence}
+    return {"images": pictures.cpu(), "labels": labels, "latents": latents.cpu(), "confidence": confidence.cpu()}
 
 
 def in_lanes(view: View, work: Callable[[Tensor, Tensor], tuple[Tensor, ...]], z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Run `work` with its rows filled up to a multiple of LANES, and hand back the real ones; filling is not counted as queries."""
     real, full = len(z), math.ceil(len(z) / LANES) * LANES
-    rows = torch.arange(full).clamp(max=real - 1)
+    rows = torch.arange(full, device=z.device).clamp(max=real - 1)
     before = view.queries
     results = work(z[rows], y[rows])
     view.queries = before + (view.queries - before) * real // full
@@ -146,4 +150,6 @@ def prior_only(prior: Prior, labels: Sequence[int], candidates: int, *, seed: in
     latents = fresh(prior, wanted, candidates, seed=seed, purpose="prior only")
     with frozen(prior.generator), torch.no_grad():
         images = torch.cat([prior.images(z) for z in latents.flatten(0, 1).split(4 * LANES)]).unflatten(0, latents.shape[:2])
-    return Reconstructions(images=images, labels=wanted, latents=latents, confidence=torch.zeros(images.shape[:2]), queries=0, seconds=0.0)
+    return Reconstructions(
+        images=images.cpu(), labels=wanted, latents=latents.cpu(), confidence=torch.zeros(images.shape[:2]), queries=0, seconds=0.0
+    )

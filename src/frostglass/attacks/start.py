@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from frostglass.priors.base import Prior
-from frostglass.runtime import generator_for
+from frostglass.runtime import device_of, generator_for
 from frostglass.types import View
 
 POOL_CHUNK = 256  # fixed, because rounding may depend on the batch size
@@ -21,10 +21,10 @@ class Pool:
     """Latents drawn once and scored once for all classes; each identity starts from those its class likes best."""
 
     def __init__(self, view: View, prior: Prior, size: int, *, seed: int):
-        self.latents = torch.randn(size, prior.latent, generator=generator_for(seed, "pool"))
+        self.latents = torch.randn(size, prior.latent, generator=generator_for(seed, "pool")).to(device_of(prior.generator))
         with torch.no_grad():
             # The logit margin ranks as the probability does, without its rounding to 0 and 1.
-            logits = torch.cat([view.logits(prior.images(part)) for part in self.latents.split(POOL_CHUNK)])
+            logits = torch.cat([view.logits(prior.images(part)) for part in self.latents.split(POOL_CHUNK)]).cpu()
         top = logits.topk(2, dim=1)
         rival = torch.where(top.indices[:, :1] == torch.arange(logits.shape[1]), top.values[:, 1:], top.values[:, :1])
         self.margins = logits - rival
@@ -32,4 +32,4 @@ class Pool:
     def best(self, labels: Tensor, candidates: int) -> Tensor:
         """For each label the `candidates` latents with the largest margin, (I, K, latent)."""
         chosen = self.margins[:, labels].topk(candidates, dim=0).indices.T
-        return self.latents[chosen]
+        return self.latents[chosen.to(self.latents.device)]

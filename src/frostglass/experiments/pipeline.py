@@ -20,7 +20,7 @@ from frostglass.files import Work, read_json, read_tensors, write_tensors
 from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
-from frostglass.runtime import seed_for, under_prefix, with_prefix
+from frostglass.runtime import default_device, seed_for, under_prefix, with_prefix
 from frostglass.training import Training, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
@@ -130,6 +130,19 @@ def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
     return untrained(Training(**recipe["training"]), names, recipe["image_shape"], chosen, seed=recipe["seed"]).module
 
 
+def _load_target(folder: Path) -> Target:
+    target = load_target(folder, _rebuild)
+    target.module.to(default_device())
+    return target
+
+
+def _load_prior(folder: Path) -> Prior:
+    prior = load_prior(folder)
+    for module in filter(None, (prior.generator, prior.critic)):
+        module.to(default_device())
+    return prior
+
+
 def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *, seed: int, work: Work) -> Prior:
     return method.train(public, view, seed=seed, work=work)
 
@@ -172,8 +185,8 @@ def _load_rows(folder: Path) -> Rows:
 
 
 SPLIT = Step("split", 1, _split, save_split, load_split)
-TARGET = Step("target", 1, _train, save_target, lambda folder: load_target(folder, _rebuild))
-PRIOR = Step("prior", 1, _make_prior, save_prior, load_prior)
+TARGET = Step("target", 1, _train, save_target, _load_target)
+PRIOR = Step("prior", 1, _make_prior, save_prior, _load_prior)
 ATTACK = Step("attack", 1, _invert, _save_found, _load_found)
 PRIOR_ONLY = Step("prior_only", 1, _prior_only, _save_found, _load_found)
 SCORES = Step("scores", 1, _score, _save_rows, _load_rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from frostglass.errors import RunError
 from frostglass.metrics.stats import interval
 from frostglass.registry import Registry
-from frostglass.runtime import frozen
+from frostglass.runtime import device_of, frozen
 from frostglass.types import Images, Reconstructions, Split, Target
 
 metrics = Registry("metric", "frostglass.metrics")
@@ -85,7 +85,7 @@ class Metric(Protocol):
 
 def outputs(judge: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
     """Logits and features of many pictures, in evaluation mode and without gradients."""
-    device = next(judge.module.parameters()).device
+    device = device_of(judge.module)
     logits, features = [], []
     with frozen(judge.module), torch.no_grad():
         for index in torch.arange(len(images)).split(CHUNK):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from frostglass.errors import CheckpointError, DataError
 from frostglass.files import Work
 from frostglass.registry import Registry
-from frostglass.runtime import under_prefix, with_prefix
+from frostglass.runtime import device_of, under_prefix, with_prefix
 from frostglass.types import Images, Shape, View
 
 priors = Registry("prior", "frostglass.priors")
@@ -38,8 +38,8 @@ class Prior:
     key: str = ""
 
     def draw(self, *generators: torch.Generator) -> Tensor:
-        """One latent from each generator, (N, latent)."""
-        return torch.stack([torch.randn(self.latent, generator=generator) for generator in generators])
+        """One latent from each (CPU) generator, (N, latent), on the generator network's device."""
+        return torch.stack([torch.randn(self.latent, generator=generator) for generator in generators]).to(device_of(self.generator))
 
     def images(self, latents: Tensor) -> Tensor:
         """Pictures for latents, float32 in [0, 1], differentiable."""

@@ -13,7 +13,16 @@ from frostglass.checks import parameters
 from frostglass.errors import ConfigError, RunError
 from frostglass.files import Work
 from frostglass.priors.base import Prior, identity_hashes, priors
-from frostglass.runtime import generator_for, optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
+from frostglass.runtime import (
+    default_device,
+    device_of,
+    generator_for,
+    optimizer_tensors,
+    restore_optimizer,
+    seeded,
+    under_prefix,
+    with_prefix,
+)
 from frostglass.types import Images, Shape, View
 
 
@@ -88,7 +97,7 @@ class Wgan:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
         work = work or Work.scratch()
         with seeded(seed, "wgan", "init"):
-            generator, critic = self.networks(public.shape)
+            generator, critic = (network.to(default_device()) for network in self.networks(public.shape))
         mean = copy.deepcopy(generator)
         opt_g, opt_c = (torch.optim.Adam(m.parameters(), lr=self.lr, betas=(0.5, 0.999)) for m in (generator, critic))
         start = 0
@@ -104,7 +113,7 @@ class Wgan:
             for group in opt_g.param_groups + opt_c.param_groups:
                 group["lr"] = self.lr * self._lr_factor(step)
             for _ in range(self.critic_steps):
-                real = public.floats(torch.randint(len(public), (self.batch,), generator=dice))
+                real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device())
                 fake = _draw(generator, self.batch, self.latent, dice).detach()
                 loss_c = critic(fake).mean() - critic(real).mean() + self.penalty * gradient_penalty(critic, real, fake, dice)
                 _descend(opt_c, loss_c)
@@ -133,14 +142,14 @@ class Wgan:
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, dice: torch.Generator) -> Tensor:
     """Mean of (‖∇ critic‖ - 1)² at random points between real and fake images."""
-    share = torch.rand(len(real), 1, 1, 1, generator=dice)
+    share = torch.rand(len(real), 1, 1, 1, generator=dice).to(real.device)
     between = (real + share * (fake - real)).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     return ((slope.flatten(1).norm(dim=1) - 1) ** 2).mean()
 
 
 def _draw(generator: nn.Module, count: int, latent: int, dice: torch.Generator) -> Tensor:
-    return generator(torch.randn(count, latent, generator=dice))
+    return generator(torch.randn(count, latent, generator=dice).to(device_of(generator)))
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

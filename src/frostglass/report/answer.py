@@ -131,7 +131,9 @@ def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
 
 def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
     """For a report without an undefended model: all that is known of one is the positive control."""
-    control = min(lead.strongest.facts.controls.control_lift.values(), key=lambda score: score.low)
+    controlled = [entry for entry in lead.entries if entry.facts.controls.control_lift]  # never empty: without any, the model is vacuous
+    best = max(controlled, key=lambda entry: entry.leak.value)
+    control = min(best.facts.controls.control_lift.values(), key=lambda score: score.low)
     leaks = sorted(aim.strongest.leak.value for aim in others)
     stalled = [aim.name for aim in (lead, *others) if aim.stalled]
     text = ""

@@ -1,0 +1,16 @@
+"""`make bench`: prints each ratio with its limit."""
+
+import torch
+
+from benchmarks import attack_step, faces_rate, training_step
+
+
+def main() -> None:
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for benchmark in (attack_step, training_step, faces_rate):
+        for line in benchmark.measure():
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
