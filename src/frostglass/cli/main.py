@@ -1,5 +1,6 @@
 """The command line: it calls library functions and holds no logic. Heavy imports happen inside commands, so that help answers at once."""
 
+import io
 import json
 import os
 import sys
@@ -8,12 +9,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
 
 Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves nothing, 2 bad usage or config."""
 
-app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+
+class Commands(TyperGroup):
+    """All commands run guarded, inside typer, which would otherwise answer for an interrupt and a closed pipe itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        raise typer.Exit(guarded(lambda: super(Commands, self).invoke(ctx)))
+
+
+app = typer.Typer(
+    cls=Commands, help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
+)
 
 StoreOption = Annotated[
     Path,
@@ -25,7 +37,7 @@ SetOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")]
-RedactOption = Annotated[bool, typer.Option("--redact", help="Blur private and rebuilt faces and hide names.")]
+RedactOption = Annotated[bool, typer.Option("--redact", help="Blur faces and hide names in the report; the run's own files keep both.")]
 STORE = Path(".frostglass")
 
 
@@ -129,28 +141,30 @@ def guarded(command: Callable[[], Any]) -> int:
     from frostglass.errors import ConfigError, FrostglassError
 
     try:
-        command()
-    except ConfigError as error:
-        many = len(error.problems) > 1
-        lines = (
-            [f"frostglass: {len(error.problems)} problems", *(f"  {problem}" for problem in error.problems)]
-            if many
-            else [f"frostglass: {error}"]
-        )
-        print("\n".join(lines), file=sys.stderr)
-        return error.exit_code
+        try:
+            command()
+        finally:
+            sys.stdout.flush()  # a reader that is gone is noticed here, and not while Python shuts down
     except FrostglassError as error:
-        print(f"frostglass: {error}", file=sys.stderr)
+        problems = error.problems if isinstance(error, ConfigError) else (str(error),)
+        lines = [" ".join(problem.splitlines()) for problem in problems]
+        lines = [f"{len(lines)} problems", *lines] if len(lines) > 1 else lines
+        print("frostglass: " + "\n  ".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("frostglass: stopped; the same command goes on from here", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        # As for a process that the closed pipe killed, and never 0: the verdict of a run may not have been reached.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141
     return 0
 
 
 def main() -> None:
     """Entry point of the `frostglass` command."""
-    sys.exit(guarded(app))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # formulas and names go to any terminal, as they do on stderr
+    if not sys.flags.safe_path:
+        sys.path.append("")  # a model of the user's own, module:function, may lie in the current folder
+    app()

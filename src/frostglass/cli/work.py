@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from importlib import metadata, resources
@@ -14,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from frostglass.cli.progress import Bars
-from frostglass.errors import RunError
+from frostglass.errors import ConfigError, RunError
 from frostglass.experiments.catalogue import describe, entries
-from frostglass.experiments.config import experiments
-from frostglass.experiments.cost import estimate
+from frostglass.experiments.config import Experiment, experiments
+from frostglass.experiments.cost import estimate, problems
 from frostglass.experiments.grid import run_all, summary, write_run
 from frostglass.experiments.store import Store
 from frostglass.report.build import build_report
+from frostglass.runtime import default_device
 
 
 def demo_settings() -> dict[str, Any]:
@@ -34,12 +36,13 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
     """Run a config, write its run folder and report, print the scores; fails when an audit proves nothing."""
     if threads:
         torch.set_num_threads(threads)
+    folder = _run_folder(out, _ready(settings, store)[0][1].name)
+    with Bars() as bars:
+        result = run_all(settings, Store(store, listener=bars))
     try:
-        with Bars() as bars:
-            result = run_all(settings, Store(store, listener=bars))
-    except KeyboardInterrupt:
-        raise RunError("stopped; the same command goes on from here") from None
-    folder = write_run(result, out or Path("runs") / result.name)
+        write_run(result, folder)
+    except OSError as error:
+        raise RunError(f"cannot write {folder} ({error.strerror}): what was computed is in {store}; give another --out") from error
     page = build_report([folder], folder / "report.html", redact=redact)
     facts = summary(result)
     if as_json:
@@ -49,6 +52,50 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
         print(f"report: {page}")
     if result.vacuous:
         raise RunError("VACUOUS: " + "; ".join(result.vacuous))
+
+
+def _ready(settings: dict[str, Any], store: Path) -> list[tuple[str, Experiment]]:
+    """The experiments of a config, after everything that can be refused without computing has been."""
+    chosen = experiments(settings)
+    Store(store)
+    _check_writable("--store", store)
+    _check_device()
+    if found := problems(chosen):
+        raise ConfigError(found)
+    return chosen
+
+
+def _check_device() -> None:
+    try:
+        torch.zeros(1, device=default_device())
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"FROSTGLASS_DEVICE names no device of this machine ({reason}): set it to cpu, or leave it out") from error
+
+
+def _run_folder(out: Path | None, name: str) -> Path:
+    """Where the run goes; refused now if it cannot be written, and not after hours of work."""
+    if out is None and not re.fullmatch(r"\w[\w .+-]*", name):
+        raise ConfigError(f"name: expected letters, digits, spaces, '.', '+' or '-', because the run's folder is named so; got {name!r}")
+    folder = out or Path("runs") / name
+    _check_writable("--out", folder)
+    return folder
+
+
+def _check_writable(option: str, folder: Path) -> None:
+    if not _writable(folder):
+        raise ConfigError(f"{option} {folder} cannot be made or written: give a folder of your own")
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or the folder itself, which need not exist yet."""
+    place = _existing(folder)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
 
 
 def _print_scores(facts: dict[str, Any]) -> None:
@@ -75,12 +122,17 @@ def _print_scores(facts: dict[str, Any]) -> None:
             f"{audit['queries']:,}",
             f"{audit['seconds']:.0f}",
         )
-    Console(width=max(120, Console().width)).print(table)
+    _console(120).print(table)
     accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
     print(f"evaluators on held-out pictures: {accuracy}")
     for audit in facts["audits"]:
         for warning in audit["controls"]["warnings"]:
             print(f"note ({audit['label']}): {warning}")
+
+
+def _console(width: int) -> Console:
+    """Stdout, at least this wide; brackets and colons in a user's names mean nothing to it."""
+    return Console(width=max(width, Console().width), markup=False, emoji=False, highlight=False)
 
 
 def _with_interval(score: dict[str, float]) -> str:
@@ -89,7 +141,7 @@ def _with_interval(score: dict[str, float]) -> str:
 
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
     """Parse a config and estimate its cost; a config with problems raises them all."""
-    costs = estimate(experiments(settings), Store(store))
+    costs = estimate(_ready(settings, store), Store(store))
     if as_json:
         print(json.dumps(costs))
         return
@@ -98,7 +150,7 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
         table.add_column(column, justify="right" if column == "about" else "left")
     for row in costs["steps"]:
         table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
-    Console(width=max(110, Console().width)).print(table)
+    _console(110).print(table)
     print(f"no problems; about {_duration(costs['seconds'])} on this machine, at most about {costs['memory_mib']:.0f} MiB")
 
 
@@ -128,7 +180,8 @@ def show_method(name: str, *, as_json: bool) -> None:
     if facts["parameters"]:
         print("\nParameters:")
         for parameter in facts["parameters"]:
-            print(f"  {parameter['name']} = {parameter['default']!r}  ({parameter['type']})")
+            given = "" if parameter["required"] else f" = {parameter['default']!r}"
+            print(f"  {parameter['name']}{given}  ({parameter['type']}{', required' if parameter['required'] else ''})")
     if facts["arguments"]:
         print("\n" + facts["arguments"])
 
@@ -137,17 +190,19 @@ def diagnose(store: Path, *, as_json: bool) -> None:
     """Facts about this machine, and whether a tiny forward and backward pass works on it."""
     layer = torch.nn.Conv2d(3, 8, 3)
     layer(torch.zeros(1, 3, 16, 16)).sum().backward()
-    root = store if store.exists() else Path.cwd()
+    Store(store)
+    _check_device()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("frostglass", "torch", "torchvision", "timm", "lightning-fabric")},
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1) if hasattr(os, "sysconf") else None,
-        "free_disk_gib": round(shutil.disk_usage(root).free / 2**30, 1),
+        "free_disk_gib": round(shutil.disk_usage(_existing(store)).free / 2**30, 1),
         "cuda": torch.cuda.is_available(),
+        "device": str(default_device()),
         "store": str(store),
-        "store_writable": os.access(root, os.W_OK),
+        "store_writable": _writable(store),
         "terminal": sys.stderr.isatty(),
     }
     if as_json:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
-from typing import Any, get_args
+import re
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from frostglass.attacks.base import attacks
 from frostglass.data.base import datasets
@@ -16,6 +18,7 @@ from frostglass.registry import Registry, nearest
 KINDS: dict[str, Registry] = {
     "datasets": datasets, "models": models, "defenses": defenses, "priors": priors, "attacks": attacks, "metrics": metrics,
 }  # fmt: skip
+DECIDED_BY_DATA = ("classes", "image_shape")
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -45,37 +48,35 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _summary(method: Any) -> str:
-    return inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    """The first sentence of the docstring, in one line."""
+    first = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", first, maxsplit=1)[0]
 
 
 def _parameters(method: Any) -> list[dict[str, Any]]:
     if dataclasses.is_dataclass(method):
-        return [{"name": f.name, "type": _type(f.type), "default": _default(f)} for f in dataclasses.fields(method)]
-    given = {"classes", "image_shape"}  # what the data decides
+        fields = method.__pydantic_fields__.items()  # type: ignore[union-attr]
+        given = [(name, field.annotation, field.get_default(call_default_factory=True), field.is_required()) for name, field in fields]
+    else:
+        taken = [p for p in inspect.signature(method).parameters.values() if p.name not in DECIDED_BY_DATA]
+        given = [(p.name, p.annotation, p.default, p.default is inspect.Parameter.empty) for p in taken]
     return [
-        {"name": p.name, "type": _type(p.annotation), "default": p.default}
-        for p in inspect.signature(method).parameters.values()
-        if p.name not in given
+        {"name": name, "type": _type(annotation), "default": None if required else default, "required": required}
+        for name, annotation, default, required in given
     ]
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default is not dataclasses.MISSING:
-        value = getattr(field.default, "default", field.default)  # pydantic keeps Field(...) objects
-        return [] if repr(value) == "PydanticUndefined" else value
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else "required"
 
 
 def _type(annotation: Any) -> str:
     """A type as a person would say it: Annotated[int, Field(ge=1)] is int."""
-    if isinstance(annotation, str):
-        return annotation
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
-    if getattr(annotation, "__origin__", None) is not None and "Literal" in str(annotation.__origin__):
-        return " | ".join(repr(choice) for choice in get_args(annotation))
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
-    if get_args(annotation) and "|" in str(annotation):
-        return " | ".join(_type(a) for a in get_args(annotation)).replace("NoneType", "none")
-    return str(annotation).replace("typing.", "")
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is Literal:
+        return " | ".join(map(repr, parts))
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type, parts))
+    if origin:
+        return f"{origin.__name__}[{', '.join(map(_type, parts))}]"
+    if annotation is NoneType or annotation is Ellipsis:
+        return "none" if annotation is NoneType else "..."
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,8 +1,9 @@
-"""What a config would cost: its steps are walked without running any, and one small step of each network is timed."""
+"""What a config would cost, and what would stop it: its steps are walked without running any, and each network is built and timed once."""
 
+import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.data.base import Dataset
+from frostglass.defenses.base import Defense
+from frostglass.errors import FrostglassError
 from frostglass.experiments.config import Experiment
 from frostglass.experiments.pipeline import produce
 from frostglass.experiments.store import Step, Store
+from frostglass.models.checkpoint import load_weights
+from frostglass.runtime import seeded
 from frostglass.training import Training, untrained
 from frostglass.types import Shape
 
@@ -38,32 +44,84 @@ class _Plan(Store):
 
     def __init__(self, store: Store):
         super().__init__(store.root)
-        self.asked: dict[str, tuple[Step, Any, tuple[Any, ...], bool]] = {}
+        self.asked: dict[str, tuple[Step, Any, bool]] = {}
 
     def step(self, step: Step, config: Any, *inputs: Any, seed: int) -> Any:
         key = self.key(step, config, *inputs, seed=seed)
-        self.asked.setdefault(key, (step, config, inputs, self.has(step, config, *inputs, seed=seed)))
+        self.asked.setdefault(key, (step, config, self.has(step, config, *inputs, seed=seed)))
         return _Stub(key)
+
+
+class _Once:
+    """Keeps what was found by all it depends on: the experiments of a grid share their data and most of their networks."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def __call__(self, find: Callable[..., Any], *given: Any) -> Any:
+        recipe = f"{find.__qualname__} {given}"
+        if recipe not in self._known:
+            self._known[recipe] = find(*given)
+        return self._known[recipe]
+
+
+def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
+    """What would stop these experiments after hours of work: data that is not there, networks that cannot be built, weights that do not fit."""
+    found, once = [], _Once()
+    for _, exp in chosen:
+        try:
+            classes = once(_counts, exp.data)[0]
+        except FrostglassError as error:
+            found.append(f"data: {error}")
+            continue  # nobody knows how many classes a network has
+        for where, attempt, given in _attempts(exp, classes):
+            try:
+                once(attempt, *given)
+            except FrostglassError as error:
+                found.append(f"{where}: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _attempts(exp: Experiment, classes: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
+    """Each network of an experiment: its place in the config, and how to try it."""
+    shape = exp.data.image_shape
+    yield "target", _try_classifier, (exp.target, exp.defenses, classes, shape)
+    for place, config in enumerate(exp.evaluators):
+        yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape)
+    if hasattr(exp.prior, "networks"):
+        yield "prior", _try_prior, (exp.prior, shape)
+
+
+def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape) -> None:
+    module = untrained(config, tuple(map(str, range(classes))), shape, defenses, seed=0).module
+    if config.weights:
+        load_weights(module, config.weights)
+
+
+def _try_prior(method: Any, shape: Shape) -> None:
+    with seeded(0, "cost"):
+        method.networks(shape)
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
     """Every step of the experiments with its amount of work, whether it is done already, and about how long it takes here."""
-    rows, seen = [], set()
+    rows, seen, pixels, once = [], set(), 0, _Once()
     for label, exp in chosen:
         plan = _Plan(store)
         produce(exp, plan)
-        for key, (step, config, inputs, done) in plan.asked.items():
+        for key, (step, config, done) in plan.asked.items():
             if key not in seen:
                 seen.add(key)
-                work, seconds = _work(step.name, config, inputs, exp)
+                work, seconds = _work(step.name, config, exp, once)
                 rows.append({"step": step.name, "label": label, "key": key, "work": work, "done": done, "seconds": seconds})
+        pixels = max(pixels, sum(once(_counts, exp.data)[1:]) * math.prod(exp.data.image_shape))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # after one step of every network
-    data = max((_pixels(exp) for _, exp in chosen), default=0) / 2**20
-    return {"steps": rows, "seconds": sum(row["seconds"] for row in rows if not row["done"]), "memory_mib": peak + 2 * data}
+    memory = peak + 2 * pixels / 2**20
+    return {"steps": rows, "seconds": sum(row["seconds"] for row in rows if not row["done"]), "memory_mib": memory}
 
 
-def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment) -> tuple[str, float]:
-    identities, private, public = exp.data.counts()
+def _work(name: str, config: Any, exp: Experiment, once: _Once) -> tuple[str, float]:
+    identities, private, public = once(_counts, exp.data)
     shape: Shape = exp.data.image_shape
     people = min(exp.judging.identities or identities, identities)
     if name == "split":
@@ -72,43 +130,42 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment) -> t
         if config.weights:
             return "load weights", 1.0
         images = int(private * (1 - exp.split.test - exp.split.validation)) * config.epochs
-        return f"{config.model}: {config.epochs} epochs, {images:,} images", images * _training_seconds(config, identities, shape)
+        return f"{config.model}: {config.epochs} epochs, {images:,} images", images * once(_training_seconds, config, identities, shape)
     if name == "prior" and hasattr(config, "networks"):
         images = config.steps * config.batch * config.critic_steps
-        return f"{config.steps:,} steps of {config.critic_steps} × {config.batch} images", images * _critic_seconds(config, shape)
+        return f"{config.steps:,} steps of {config.critic_steps} × {config.batch} images", images * once(_critic_seconds, config, shape)
     if name == "attack":
         latents = people * config.candidates * config.steps
-        each = _training_seconds(exp.target, identities, shape) + (
-            _critic_seconds(exp.prior, shape) / 4 if hasattr(exp.prior, "networks") else 0.002
-        )
+        generator = once(_critic_seconds, exp.prior, shape) / 4 if hasattr(exp.prior, "networks") else 0.002
+        each = once(_training_seconds, exp.target, identities, shape) + generator
         return f"{people} people × {config.candidates} candidates × {config.steps} steps", latents * each
     if name == "scores":
         return f"{people * exp.attack.keep} pictures", 2.0 + private / 2000
     return "", 0.5
 
 
+def _counts(data: Dataset) -> tuple[int, int, int]:
+    return data.counts()
+
+
 def _training_seconds(config: Training, classes: int, shape: Shape, batch: int = 16) -> float:
     """Seconds per image of a forward and backward pass."""
     module = untrained(config, tuple(map(str, range(classes))), shape, (), seed=0).module
-    images, labels = torch.rand(batch, *shape), torch.zeros(batch, dtype=torch.long)
+    images, labels = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.long)
     return _timed(lambda: F.cross_entropy(module(images), labels).backward()) / batch
 
 
 def _critic_seconds(config: Any, shape: Shape, batch: int = 16) -> float:
     """Seconds per image of one critic step with its penalty, about three passes through generator and critic."""
-    generator, critic = config.networks(shape)
-    latents = torch.randn(batch, config.latent)
+    with seeded(0, "cost"):
+        generator, critic = config.networks(shape)
+    latents = torch.zeros(batch, config.latent)
     return 3 * _timed(lambda: critic(generator(latents)).sum().backward()) / batch
 
 
-def _timed(step: Any) -> float:
-    step()
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
-def _pixels(exp: Experiment) -> int:
-    _, private, public = exp.data.counts()
-    channels, height, width = exp.data.image_shape
-    return (private + public) * channels * height * width
+def _timed(step: Callable[[], Any]) -> float:
+    with seeded(0, "cost"):  # dropout
+        step()
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
