@@ -14,7 +14,7 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, Moment
 from frostglass.errors import ConfigError, ModelError, RunError
 from frostglass.files import Work
-from frostglass.models.build import build
+from frostglass.models.build import build, source
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.taps import find_head, find_taps
 from frostglass.runtime import (
@@ -65,7 +65,7 @@ class Training:
 
     def files(self) -> list[str]:
         """Files this configuration reads."""
-        return [self.weights] if self.weights else []
+        return [path for path in (self.weights, source(self.model)) if path]
 
 
 def untrained(config: Training, classes: tuple[str, ...], image_shape: Shape, defenses: Sequence[Defense], *, seed: int) -> Target:
@@ -130,6 +130,8 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
         with seeded(seed, "epoch", epoch):  # dropout and noise inside the network
             row = _epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, seed=seed)
         row["validation_accuracy"] = accuracy(target, split.validation)
+        if math.isnan(row["validation_accuracy"]):
+            raise RunError(f"{config.model}: NaN or infinity after epoch {epoch}: lower the learning rate or the defense's strength")
         history.append(row)
         ready = config.keep == "last" or compose.settled(defenses, moment)
         if ready and (chosen < 0 or config.keep == "last" or row["validation_accuracy"] >= history[chosen]["validation_accuracy"]):
@@ -162,7 +164,7 @@ def _epoch(
         if not loss.isfinite():
             worst = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())
             raise RunError(
-                f"the loss is not finite at epoch {moment.epoch}, batch {number} ({worst}): lower the learning rate or the defense's strength; "
+                f"{config.model}: the loss is not finite at epoch {moment.epoch}, batch {number} ({worst}): lower the learning rate or the defense's strength; "
                 "the last finished epoch is kept and the same command resumes there"
             )
         optimizer.zero_grad(set_to_none=True)
@@ -192,12 +194,15 @@ def augment(images: Tensor, flip: bool, shift: int, dice: torch.Generator) -> Te
 
 
 def accuracy(target: Target, images: Images) -> float:
-    """Share of images the target labels right, in evaluation mode; nothing of the target is changed."""
+    """Share of images the target labels right, in evaluation mode; NaN if it puts out NaN or infinity. Nothing of the target is changed."""
     device = device_of(target.module)
     right = 0
     with frozen(target.module), torch.no_grad():
         for index in torch.arange(len(images)).split(256):
-            right += int((target.module(images.floats(index).to(device)).argmax(1).cpu() == images.labels[index]).sum())
+            logits = target.module(images.floats(index).to(device))
+            if not logits.isfinite().all():
+                return math.nan
+            right += int((logits.argmax(1).cpu() == images.labels[index]).sum())
     return right / len(images)
 
 

@@ -14,7 +14,6 @@ from frostglass.experiments import catalogue
 from frostglass.experiments.catalogue import KINDS, describe, entries
 
 METHODS = [(kind, name) for kind, registry in KINDS.items() for name in registry.names()]
-UNEXPLAINED = ("digits", "mnist")
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
@@ -28,15 +27,7 @@ def test_a_method_in_one_line(kind, name):
     assert facts["text"].replace("\n", " ").startswith(entry["summary"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        pytest.param(*method, marks=pytest.mark.xfail(strict=True, reason="says nothing of private_classes and public_classes"))
-        if method[1] in UNEXPLAINED
-        else method
-        for method in METHODS
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_every_parameter_is_explained(kind, name):
     facts = describe(name)
     told = set(re.findall(r"\w+", facts["text"] + facts["arguments"]))

@@ -1,5 +1,7 @@
 """Scores, intervals and conventions by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -125,24 +127,28 @@ def test_a_metric_that_fails_fails_the_step():
         measure([Broken()], evidence(torch.rand(1, 3, 16, 16), torch.tensor([0])))
 
 
+def judged(*evaluators, right=0.98):
+    """A target and evaluators with the given accuracies on held-out pictures."""
+    known = [replace(target(), info={"accuracy": {"test": value}}) for value in (right, *evaluators)]
+    return {"target": known[0], "evaluators": known[1:]}
+
+
 HIT, MISS = [[1.0]] * 20, [[0.0]] * 20
 
 
 def test_a_broken_control_makes_an_audit_believable():
-    controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, evaluator_accuracy=[0.99, 0.98])
+    controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **judged(0.99, 0.98))
     assert controls.vacuous == ""
     assert controls.warnings == ()
     assert controls.agreement == 1.0
 
 
 def test_an_attack_that_cannot_break_the_undefended_model_is_vacuous():
-    controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(MISS, MISS), rows(MISS, MISS)), margin=0.2, evaluator_accuracy=[0.99, 0.98])
+    controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(MISS, MISS), rows(MISS, MISS)), margin=0.2, **judged(0.99, 0.98))
     assert "does not break the undefended model" in controls.vacuous
-    both_needed = judge(
-        rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, MISS), rows(MISS, MISS)), margin=0.2, evaluator_accuracy=[0.99, 0.98]
-    )
+    both_needed = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, MISS), rows(MISS, MISS)), margin=0.2, **judged(0.99, 0.98))
     assert both_needed.vacuous
-    assert "no positive control" in judge(rows(MISS), rows(MISS), None, margin=0.2, evaluator_accuracy=[0.99]).vacuous
+    assert "no positive control" in judge(rows(MISS), rows(MISS), None, margin=0.2, **judged(0.99)).vacuous
 
 
 def test_lift_is_over_prior_only_draws():
@@ -152,7 +158,7 @@ def test_lift_is_over_prior_only_draws():
 def test_warnings_say_what_to_distrust():
     odd = rows(HIT, MISS, manifold=4.0)
     odd.columns["target_top1"] = torch.zeros(20, 1)
-    controls = judge(odd, rows(HIT, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, evaluator_accuracy=[0.5, 0.99])
+    controls = judge(odd, rows(HIT, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **judged(0.5, 0.99))
     text = " ".join(controls.warnings)
     for part in (
         "evaluator 1 is right on only 50%",
@@ -167,3 +173,9 @@ def test_warnings_say_what_to_distrust():
 
 def test_worst_identities_are_named():
     assert worst_identities(rows([[0.0], [1.0], [0.0]]), ("a", "b", "c"), 1) == [("b", 1.0)]
+
+
+def test_a_target_that_knows_nobody_makes_the_audit_vacuous():
+    """As happens when the classes of a user's weights are in another order than the folders."""
+    controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **judged(0.99, 0.98, right=0.3))
+    assert "right on only 30% of held-out pictures, where guessing gives 25%" in controls.vacuous

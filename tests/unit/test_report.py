@@ -92,7 +92,7 @@ def make_run(
         experiment = Experiment.parse(chosen | {"attack": {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1}})
         target = network(told.get("model", "cnn"), told.get("accuracy", 0.982), f"target{place}")
         prior: Any = SimpleNamespace(info={"method": {"name": "wgan"}}, key="prior")
-        controls = judge(rows, blind, against, margin=0.2, evaluator_accuracy=list(judges))
+        controls = judge(rows, blind, against, margin=0.2, target=target, evaluators=evaluators)
         made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls))
     labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
     return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
@@ -360,7 +360,11 @@ def test_a_large_run_still_fits_a_phone(tmp_path, monkeypatch):
 
 
 def test_grey_pictures(tmp_path):
-    run = make_run(tmp_path / "run", [{"pictures": torch.rand(20, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))}], private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8))
+    run = make_run(
+        tmp_path / "run",
+        [{"pictures": torch.rand(20, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))}],
+        private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8),
+    )
     assert {image.shape for image in Page(build_report([run], tmp_path / "report.html")).images} == {(8, 8)}
 
 

@@ -15,7 +15,11 @@ from frostglass.types import Images, Shape
 @base.datasets.register
 @parameters
 class Digits:
-    """Digits as identities ("digit 3"), one channel, upscaled from 8 x 8 to `size`; about 180 pictures each, none twice."""
+    """Digits as identities ("digit 3"), one channel, upscaled from 8 x 8 to `size`; about 180 pictures each, none twice.
+
+    Args:
+        private_classes, public_classes: the digits on each side; none may be on both.
+    """
 
     size: Annotated[int, Field(ge=16, le=128)] = 32
     private_classes: base.DigitClasses = (0, 1, 2, 3, 4)

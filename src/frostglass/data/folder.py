@@ -47,6 +47,9 @@ class Folder:
 
     def tables(self) -> tuple[Images, Images]:
         private, public = _catalogue(self.private), _catalogue(self.public)
+        for side in (private, public):
+            if side.others:  # told here only: files are listed several times in a run
+                log.warning("%s: passed over %d files without an image suffix: %s", side.root, len(side.others), listed(side.others))
         if not private.names:
             raise DataError(f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it")
         # One call for both sides, so that one error names all bad files.
@@ -59,6 +62,7 @@ class _Catalogue(NamedTuple):
     files: list[Path]
     labels: list[int]
     names: list[str]
+    others: list[Path]
 
     def table(self, pixels: torch.Tensor) -> Images:
         sources = tuple(file.relative_to(self.root).as_posix() for file in self.files)
@@ -80,16 +84,13 @@ def _catalogue(root: Path) -> _Catalogue:
     others = [file for file in everything if not _is_picture(file)]
     if len(others) == len(everything):
         raise DataError(f"no pictures in {root} ({len(others)} other files): expected files ending in {', '.join(sorted(SUFFIXES))}")
-    if others:
-        log.warning("%s: passed over %d files without an image suffix: %s", root, len(others), listed(others))
-
     loose = [file for file in loose if _is_picture(file)]
     if loose and folders:
         raise DataError(
             f"{root} holds {len(loose)} loose pictures beside its sub-folders: {listed(loose)}; move them into an identity's folder"
         )
     if loose:
-        return _Catalogue(root, loose, [-1] * len(loose), [])
+        return _Catalogue(root, loose, [-1] * len(loose), [], others)
 
     pictures = {folder.name: [file for file in files if _is_picture(file)] for folder, files in found.items()}
     empty = [name for name, files in pictures.items() if not files]
@@ -100,7 +101,7 @@ def _catalogue(root: Path) -> _Catalogue:
         raise DataError(f"{len(unreadable)} sub-folders of {root} have names that are not UTF-8: {listed(unreadable)}; rename them")
     files = [file for group in pictures.values() for file in group]
     labels = [label for label, group in enumerate(pictures.values()) for _ in group]
-    return _Catalogue(root, files, labels, list(pictures))
+    return _Catalogue(root, files, labels, list(pictures), others)
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -27,6 +27,7 @@ class Mnist:
 
     `root` holds the idx files themselves or torchvision's layout (MNIST/raw), gzipped or not. `images_per_class` keeps the first
     pictures of each class. The published test pictures are not used: `make_split` draws its own test part from the table.
+    `private_classes` and `public_classes` are the digits on each side; none may be on both.
     """
 
     root: Path

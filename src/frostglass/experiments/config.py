@@ -72,12 +72,14 @@ class Experiment:
             split=reader.section("split", Fractions),
             target=reader.section("target", Training),
             defenses=reader.methods("defenses", defenses, []),
-            evaluators=reader.sections("evaluators", Training, [{"model": "resnet"}, {"model": "lenet"}]),
+            evaluators=reader.sections("evaluators", Training, [{"model": "resnet"}, {"model": "convmixer"}]),
             prior=reader.method("prior", priors, {"name": "wgan"}),
             attack=reader.method("attack", attacks, {"name": "gmi"}),
             metrics=reader.methods("metrics", metrics, [{"name": "accuracy"}, {"name": "distance"}, {"name": "manifold"}]),
             judging=reader.section("judging", Judging),
         )
+        if None not in found.metrics and not any(metric.name == "accuracy" for metric in found.metrics):
+            reader.problems.append('metrics: accuracy is needed, because the controls are judged by it: add { name = "accuracy" }')
         reader.finish({field.name for field in fields(cls)})
         return found
 
@@ -202,7 +204,7 @@ def _item(place: list[Any], part: str, path: str) -> Any:
 def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     """A TOML file as plain values, with `a.b=value` settings (TOML values, or bare words as text) laid over it."""
     try:
-        config = tomllib.loads(path.read_text())
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

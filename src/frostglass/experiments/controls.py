@@ -1,10 +1,12 @@
 """What makes a number believable: the controls that stand beside every attack."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from frostglass.metrics.base import Rows, Score
+from frostglass.types import Target
 
 # Beyond these limits an audit carries a warning, and a report asks for attention.
 WEAK_EVALUATOR = 0.9  # held-out accuracy below which an evaluator's verdicts are weak
@@ -40,12 +42,22 @@ def lift(rows: Rows, prior_rows: Rows) -> tuple[Score, ...]:
     return tuple(Score.of(name, rows.columns[name].double().mean(1) - prior_rows.columns[name].double().mean(1)) for name in names)
 
 
-def judge(rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, margin: float, evaluator_accuracy: list[float]) -> Controls:
+def judge(
+    rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, margin: float, target: Target, evaluators: Sequence[Target]
+) -> Controls:
     """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows."""
     control_lift = lift(*control) if control else ()
+    right, chance = _held_out(target), 1 / len(target.classes)
     vacuous = ""
-    if control is None:
+    if right <= 1.5 * chance:
+        vacuous = (
+            f"the target is right on only {right:.0%} of held-out pictures, where guessing gives {chance:.0%}: there is nothing in it to leak; "
+            "are its classes in the order of the identities' names?"
+        )
+    elif control is None:
         vacuous = "no positive control was run, so a failed attack cannot be told from a good defense"
+    elif not control_lift:
+        vacuous = "no evaluator judged the positive control, so a failed attack cannot be told from a good defense"
     elif any(score.low <= margin for score in control_lift):
         worst = min(control_lift, key=lambda score: score.low)
         vacuous = (
@@ -66,8 +78,12 @@ def judge(rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, ma
         only_one=only_one,
         manifold=manifold,
         vacuous=vacuous,
-        warnings=tuple(_warnings(rows, prior_rows, manifold, only_one, evaluator_accuracy)),
+        warnings=tuple(_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators])),
     )
+
+
+def _held_out(classifier: Target) -> float:
+    return classifier.info["accuracy"]["test"]
 
 
 def _warnings(rows: Rows, prior_rows: Rows, manifold: float | None, only_one: float | None, evaluator_accuracy: list[float]) -> list[str]:

@@ -56,8 +56,9 @@ class Products(NamedTuple):
 def run(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store does not have of it yet, and weigh it against its controls."""
     made = produce(experiment, store)
-    accuracies = [evaluator.info["accuracy"]["test"] for evaluator in made.evaluators]
-    controls = judge(made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, evaluator_accuracy=accuracies)
+    controls = judge(
+        made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators
+    )
     return Audit(experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls)
 
 
@@ -77,7 +78,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     control = None
     if exp.judging.positive_control:
         undefended = replace(exp.target, weights=None)
-        known_leaky = store.step(TARGET, undefended, split, (), "", seed=seed)
+        known_leaky = store.step(TARGET, undefended, split, (), fingerprint(undefended), seed=seed)
         control = _attack(exp, store, split, evaluators, known_leaky)[2:]
     return Products(split, evaluators, target, prior, found, rows, prior_rows, control)
 
@@ -105,7 +106,8 @@ def fingerprint(method: Any) -> str:
     total = hashlib.sha256()
     for path in sorted(map(Path, paths)):
         try:
-            content = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
         total.update(f"{path}\0{content}\n".encode())

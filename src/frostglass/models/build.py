@@ -5,6 +5,7 @@ Every network starts from a seed. Trained weights come in through `load_weights`
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -112,6 +113,18 @@ def _users_factory(package: str, function: str) -> Callable[..., nn.Module]:
         own = [name for name, value in vars(module).items() if callable(value)]
         raise ConfigError(f"no function {function!r} in {package!r}{_closest(function, own)}")
     return getattr(module, function)
+
+
+def source(name: str) -> str | None:
+    """The file that a user's own network is written in; None for networks of this package and of libraries."""
+    package, colon, _ = name.partition(":")
+    if not colon or package in ("timm", "torchvision"):
+        return None
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # told, with the reason, when the network is built
+        return None
+    return spec.origin if spec and spec.has_location else None
 
 
 def _checked(name: str, factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -5,6 +5,7 @@ A checkpoint that does not match its network exactly is refused: half-loaded wei
 
 import json
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError  # only the name of the refusal; reading goes through torch's restricted reader
@@ -142,7 +143,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> Any:
     with path.open("rb") as file:  # of a path, torch.load would believe the suffix
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of pickle protocols that it is about to refuse
+                return torch.load(file, map_location="cpu", weights_only=True)
         except UnpicklingError as error:
             raise CheckpointError(
                 f"{path.name} holds more than tensors or is damaged; unpickling could run any code: re-save its weights as safetensors"

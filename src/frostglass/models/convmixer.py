@@ -22,7 +22,9 @@ class Mix(nn.Module):
 
 @models.register
 def convmixer(*, classes: int, image_shape: Shape, width: int = 64, depth: int = 4, kernel: int = 3, patch: int = 2) -> nn.Module:
-    """`depth` mixing layers of `width` channels on patches of `patch` pixels (twice that from 64 px on), the average over space, a linear head.
+    """Mixing layers of depthwise and pointwise convolutions on patches, the average over space, and a linear head.
+
+    `depth` layers of `width` channels, depthwise with `kernel` x `kernel`, on patches of `patch` pixels (twice that from 64 px on).
 
     Paper: Trockman, Kolter, Patches Are All You Need?, 2022 (arXiv:2201.09792). Differs: far smaller.
     """

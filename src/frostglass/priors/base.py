@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from frostglass.errors import CheckpointError, DataError
 from frostglass.files import Work
 from frostglass.registry import Registry
-from frostglass.runtime import device_of, under_prefix, with_prefix
+from frostglass.runtime import device_of, seeded, under_prefix, with_prefix
 from frostglass.types import Images, Shape, View
 
 priors = Registry("prior", "frostglass.priors")
@@ -105,7 +105,8 @@ def read_prior(path: Path) -> Prior:
         raise CheckpointError(f"{path} holds weights but does not say it is a frostglass prior: expected a file written by save_prior")
     method = priors.get(facts["info"]["method"]["name"])(**facts["info"]["method"]["parameters"])
     shape = tuple(facts["image_shape"])
-    generator, critic = method.networks(shape)
+    with seeded(0, "read_prior"):  # the weights drawn here are replaced below
+        generator, critic = method.networks(shape)
     parts: list[tuple[str, nn.Module]] = [("generator", generator)] + ([("critic", critic)] if facts["critic"] else [])
     for name, module in parts:
         found = {key: t.float() if t.is_floating_point() else t for key, t in under_prefix(name, tensors).items()}
