@@ -105,7 +105,10 @@ def _target(target: Any) -> dict[str, Any]:
 
 
 def _scores(rows: Rows) -> dict[str, Any]:
-    return _plain_scores([rows.score(name) for name in rows.columns])
+    """All scores; the judges' verdicts also person by person, so that two models can be compared on the same people."""
+    scores = [rows.score(name) for name in rows.columns]
+    plain = _plain_scores(scores)
+    return plain | {score.name: plain[score.name] | {"by_identity": score.values} for score in scores if score.name.startswith("top1_")}
 
 
 def _plain_scores(scores: Sequence[Score]) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
 from frostglass.experiments.config import Judging
+from frostglass.metrics.stats import interval
 from frostglass.report.arrange import Aim, Entry, Study
 from frostglass.report.charts import listed, number, span
 
@@ -88,20 +91,26 @@ def _change(aim: Aim, base: Aim) -> str:
     elif effect == "raises":
         text = f"{name} does not lower it but raises it to {seen} and {price}"
     else:
-        why = "the intervals overlap" if entry.leak.high >= base.strongest.leak.low else "not all judges see a difference"
-        text = f"{name} does not lower it: {seen}, {why}; it {price}"
+        text = f"{name} does not clearly lower it: {seen}, where the judges do not all see a difference beyond chance on the same people; it {price}"
     if aim.stalled:
         text += f", but the attack did not take hold there (the model itself accepts {_success(entry)} of the pictures), {MASKED}"
     return text
 
 
 def _effect(aim: Aim, base: Aim) -> Literal["lowers", "raises", "leaves"]:
-    """A defense lowers leakage only if all judges say so beyond their intervals; it raises it if one does."""
-    mine, theirs = aim.strongest.facts.scores, base.strongest.facts.scores
-    judges = aim.strongest.judges
-    if any(mine[judge].low > theirs[judge].high for judge in judges):
+    """A defense lowers leakage only if all judges say so with 95 % confidence; it raises it if one does."""
+    changes = [_reach(aim.strongest, base.strongest, judge) for judge in aim.strongest.judges]
+    if any(low > 0 for low, _ in changes):
         return "raises"
-    return "lowers" if all(mine[judge].high < theirs[judge].low for judge in judges) else "leaves"
+    return "lowers" if all(high < 0 for _, high in changes) else "leaves"
+
+
+def _reach(entry: Entry, base: Entry, judge: str) -> tuple[float, float]:
+    """Interval of the change of one judge's verdict, person by person where both audits attacked the same people."""
+    mine, theirs = entry.facts.scores[judge], base.facts.scores[judge]
+    if mine.by_identity and theirs.by_identity and entry.run.facts.identities == base.run.facts.identities:
+        return interval(torch.tensor(mine.by_identity) - torch.tensor(theirs.by_identity))
+    return mine.low - theirs.high, mine.high - theirs.low
 
 
 def _price(aim: Aim, base: Aim) -> str:
@@ -125,7 +134,7 @@ def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
         f"with the {len(pairs)} defended models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}, and they cost "
         f"between {number(costs[0], 'points')} and {number(costs[-1], 'points')} points of accuracy on held-out pictures; "
     )
-    text += f"{listed(failing)} {'does' if len(failing) == 1 else 'do'} not lower it" if failing else "all of them lower it"
+    text += f"{listed(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it" if failing else "all of them lower it"
     return text + (f"; the attack did not take hold on {listed(stalled)}, {MASKED}" if stalled else "")
 
 

@@ -25,6 +25,7 @@ class Measured(BaseModel):
     value: FiniteFloat
     low: FiniteFloat
     high: FiniteFloat
+    by_identity: list[FiniteFloat] | None = None
 
 
 class HeldOut(BaseModel):
