@@ -370,8 +370,9 @@ def test_a_run_that_proves_nothing_is_written_and_fails(toy):
     assert toy.result.out.splitlines()[-1] == f"report: {toy.run / 'report.html'}"
     assert sorted(path.name for path in toy.run.iterdir()) == ["pictures.safetensors", "report.html", "report.json", "rows.csv", "run.json"]
     facts = json.loads((toy.run / "run.json").read_text())
-    assert "does not break the undefended model" in facts["vacuous"][0]
-    assert "does not break the undefended model" in (toy.run / "report.html").read_text()
+    reason = "of held-out pictures, where guessing gives"  # a toy target learns nothing, so there is nothing in it to leak
+    assert reason in facts["vacuous"][0]
+    assert reason in (toy.run / "report.html").read_text()
 
 
 def test_progress_is_silent_without_a_terminal(toy):

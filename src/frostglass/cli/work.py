@@ -104,13 +104,13 @@ def _print_scores(facts: dict[str, Any]) -> None:
     for column in (
         "audit",
         "accuracy",
-        *(f"{judge} (95 % interval)" for judge in judges),
+        *(f"judge {number} (95 % interval)" for number in range(1, len(judges) + 1)),
         "prior only",
-        "target says y",
+        "target",
         "queries",
         "seconds",
     ):
-        table.add_column(column, justify="left" if column == "audit" else "right")
+        table.add_column(column, justify="left" if column == "audit" else "right", no_wrap=True)
     for audit in facts["audits"]:
         scores = audit["scores"]
         table.add_row(
@@ -122,9 +122,10 @@ def _print_scores(facts: dict[str, Any]) -> None:
             f"{audit['queries']:,}",
             f"{audit['seconds']:.0f}",
         )
-    _console(120).print(table)
+    _console(130).print(table)
     accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
-    print(f"evaluators on held-out pictures: {accuracy}")
+    print("judge N: rebuilt people it recognises; prior only: the same for blind draws; target: pictures the attacked model itself accepts")
+    print(f"judges' own accuracy on held-out pictures: {accuracy}")
     for audit in facts["audits"]:
         for warning in audit["controls"]["warnings"]:
             print(f"note ({audit['label']}): {warning}")
