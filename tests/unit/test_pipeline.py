@@ -82,8 +82,8 @@ def test_prior_and_attack_never_touch_private_pictures(finished, tmp_path):
 
 def test_an_audit_that_proves_nothing_says_so(finished):
     _, done = finished
-    assert len(done.vacuous) == 2  # three steps of training and attack break nobody
-    assert "does not break the undefended model" in done.vacuous[0]
+    assert len(done.vacuous) == 2  # two epochs teach a target nothing
+    assert "there is nothing in it to leak" in done.vacuous[0]
 
 
 def test_keys_follow_what_made_a_result(finished):
