@@ -78,14 +78,22 @@ def untrained(config: Training, classes: tuple[str, ...], image_shape: Shape, de
     return replace(ready, taps=find_taps(ready.module, image_shape))
 
 
+def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
+    """Refuse a training that ends before its defenses are at full strength: it would hand out a half-defended model."""
+    weak = [defense.name for defense in defenses if not defense.settled(Moment(config.epochs - 1, config.epochs))]
+    if weak and not config.weights:
+        raise ConfigError(
+            f"no epoch of {config.epochs} is at full defense strength ({', '.join(weak)}): raise target.epochs, or let the defense begin earlier"
+        )
+
+
 def train_target(config: Training, split: Split, defenses: Sequence[Defense] = (), *, seed: int = 0, work: Work | None = None) -> Target:
     """Train a classifier on the private training images (or load `config.weights`); selection sees validation images only.
 
     Resumes from the last finished epoch in `work` with the same result as an uninterrupted run.
     """
     compose.check_composition(defenses)
-    if not config.weights and not compose.settled(defenses, Moment(config.epochs - 1, config.epochs)):
-        raise ConfigError(f"no epoch of {config.epochs} is at full defense strength: train longer, or let the defense begin earlier")
+    check_strength(config, defenses)
     if len(split.train) < 2:
         raise ModelError(f"training needs at least 2 images, got {len(split.train)}")
     target = untrained(config, split.classes, split.train.shape, defenses, seed=seed)
@@ -152,7 +160,8 @@ def _epoch(
     module.train()
     dice = generator_for(seed, "order", moment.epoch)
     # Near-equal batches: no image is dropped and no batch is too small for batch norm.
-    batches = torch.randperm(len(images), generator=dice).tensor_split(math.ceil(len(images) / config.batch))
+    count = max(1, min(math.ceil(len(images) / config.batch), len(images) // 2))
+    batches = torch.randperm(len(images), generator=dice).tensor_split(count)
     totals: dict[str, float] = {}
     for number, index in enumerate(batches):
         pictures = fabric.to_device(augment(images.floats(index), config.flip, config.shift, dice))

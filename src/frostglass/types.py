@@ -137,7 +137,7 @@ class View:
 
     @property
     def module(self) -> nn.Module:
-        """The network, for freezing during an attack; reading it directly needs `gradients`."""
+        """The network, for freezing and counting; attacks query it through this view alone."""
         return self._target.module
 
     @property
@@ -180,7 +180,8 @@ class Reconstructions:
     """What an attack found: for each of I attacked identities, K pictures.
 
     `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...); `confidence` (I, K) the target's
-    probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent.
+    probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent. Candidates are in the
+    order of the target's liking; `draws` (I, K) says which draw each was.
     """
 
     images: Tensor
@@ -190,3 +191,4 @@ class Reconstructions:
     queries: int
     seconds: float
     key: str = ""
+    draws: Tensor | None = None

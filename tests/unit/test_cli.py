@@ -351,7 +351,7 @@ def test_a_config_that_cannot_be_read(here, content, message):
         ("attack.steps", "expected name=value, for example attack.steps=100; got 'attack.steps'"),
         ("evaluators.7.epochs=1", "'7' should be a number below 2"),
         ("attack.keep=9", r"attack.keep (9) must not exceed candidates (2)"),
-        ("split.test=0.95", "test_fraction 0.95 and validation_fraction 0.1 must be above 0 and together below 1"),
+        ("split.test=0.95", "test (0.95) and validation (0.1) leave nothing to train on"),
         ("name=../elsewhere", "name: expected letters, digits"),
     ],
 )

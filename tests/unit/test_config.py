@@ -53,6 +53,7 @@ def test_defaults_make_a_whole_experiment():
         ({"defenses": {"name": "calor"}}, "defenses: expected a list of tables"),
         ({"evaluators": []}, "evaluators: at least one is needed"),
         ({"seed": "one"}, "seed: expected a int"),
+        ({"split": {"test": 0.6, "validation": 0.5}}, "leave nothing to train on"),
         ({"target": 3}, "target: expected a table"),
         ({"grid": {"seed": 3}}, "grid: expected a table of non-empty lists"),
     ],
@@ -71,6 +72,43 @@ def test_grid_is_every_combination_with_labels():
         "calor, attack.loss=margin",
     ]
     assert made[3][1] == {"attack": {"name": "gmi", "loss": "margin"}, "defenses": [{"name": "calor"}]}
+
+
+def test_dotted_names_in_a_grid_may_be_nested():
+    nested, quoted = expand({"grid": {"attack": {"loss": ["ce"]}}}), expand({"grid": {"attack.loss": ["ce"]}})
+    assert nested == quoted == [("attack.loss=ce", {"attack": {"loss": "ce"}})]
+
+
+def test_labels_tell_the_choices_of_a_grid_apart():
+    made = expand(
+        {
+            "grid": {
+                "defenses": [
+                    [],
+                    [{"name": "calor", "rank": 5}],
+                    [{"name": "calor", "rank": 9}],
+                    [{"name": "label_smoothing", "alpha": -0.1}],
+                ]
+            }
+        }
+    )
+    assert [label for label, _ in made] == ["undefended", "calor(rank=5)", "calor(rank=9)", "label_smoothing"]
+
+
+@pytest.mark.parametrize("defenses", [["calor"], [["calor"]], [[{"nam": "calor"}]], [{"name": "calor"}]])
+def test_a_grid_of_malformed_defenses_is_a_config_error(defenses):
+    with pytest.raises(ConfigError, match="defenses"):
+        experiments({"grid": {"defenses": defenses}})
+
+
+def test_a_defense_that_acts_on_training_does_not_go_with_loaded_weights():
+    with pytest.raises(ConfigError, match=r"label_smoothing acts on training, and target\.weights are loaded without any"):
+        Experiment.parse({"target": {"weights": "w.safetensors"}, "defenses": [{"name": "label_smoothing"}]})
+
+
+def test_one_run_has_one_set_of_judges():
+    with pytest.raises(ConfigError, match="metrics and evaluators must be the same"):
+        experiments({"grid": {"evaluators": [[{"model": "lenet"}], [{"model": "resnet"}]]}})
 
 
 def test_settings_are_laid_over_the_file(tmp_path):

@@ -45,9 +45,9 @@ def test_every_convention_from_the_same_rows():
     assert found["selected"] == 0.5  # persons 0 and 2
     assert found["any"] == 0.75
     assert found["first"] == 0.5
-    # groups (0, 1) and (2, 3): means over draws (0.5, 0) and (0.5, 1): standard deviations 0.25 and 0.25
-    assert found["std_draws"] == 0.25
-    assert found["var_draws"] == 0.0625
+    # groups (0, 1) and (2, 3): means over draws (0.5, 0) and (0.5, 1): variances 0.125 and 0.125
+    assert found["std_draws"] == pytest.approx(0.125**0.5)
+    assert found["var_draws"] == pytest.approx(0.125)
     assert found["std_identities"] == pytest.approx(torch.tensor([0.5, 0.0, 1.0, 0.5]).std(unbiased=False).item())
     assert found["top5"] == found["top5_last"] == 1.0
 
@@ -179,3 +179,22 @@ def test_a_target_that_knows_nobody_makes_the_audit_vacuous():
     """As happens when the classes of a user's weights are in another order than the folders."""
     controls = judge(rows(MISS, MISS), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **judged(0.99, 0.98, right=0.3))
     assert "right on only 30% of held-out pictures, where guessing gives 25%" in controls.vacuous
+
+
+def test_conventions_count_draws_and_not_ranks():
+    """Candidates are stored best first; what papers say of draws must come from the order of drawing."""
+    sorted_rows = rows([[1.0, 0.0], [1.0, 0.0]])
+    as_drawn = replace(sorted_rows, draws=torch.tensor([[0, 1], [1, 0]]))
+    assert conventions(sorted_rows)["first"] == 1.0
+    found = conventions(as_drawn)
+    assert found["first"] == 0.5
+    assert found["std_draws"] == 0.0
+    assert found["mean"] == 0.5
+
+
+def test_an_evaluator_like_the_target_is_no_second_opinion():
+    both = judged(0.99, 0.98)
+    alike = {**both, "target": replace(both["target"], info={**both["target"].info, "model": "cnn"})}
+    alike["evaluators"][0].info["model"] = "cnn"
+    controls = judge(rows(HIT, HIT), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **alike)
+    assert "evaluator 1 has the target's architecture (cnn)" in " ".join(controls.warnings)

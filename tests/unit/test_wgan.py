@@ -103,6 +103,25 @@ def test_file_round_trip_and_half_precision(tmp_path):
     assert (tmp_path / "half.safetensors").stat().st_size < 0.7 * (tmp_path / "full.safetensors").stat().st_size
 
 
+def test_a_prior_file_is_read_strictly(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    write_prior(SMALL.train(PUBLIC, None, seed=0, work=NoWork()), tmp_path / "p.safetensors")
+    with safe_open(tmp_path / "p.safetensors", framework="pt") as file:
+        facts, whole = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    spoiled = {
+        "one tensor too many": {**whole, "extra": torch.zeros(1)},
+        "not finite": {**whole, "generator.0.weight": whole["generator.0.weight"] * float("nan")},
+        "nobody seen": {name: t for name, t in whole.items() if name != "saw"},
+        "one missing": {name: t for name, t in whole.items() if name != "critic.0.weight"},
+    }
+    for tensors in spoiled.values():
+        save_file(tensors, tmp_path / "spoiled.safetensors", metadata=facts)
+        with pytest.raises(CheckpointError):
+            read_prior(tmp_path / "spoiled.safetensors")
+
+
 def test_a_prior_that_knows_the_victims_is_refused():
     made = SMALL.train(PUBLIC, None, seed=0, work=NoWork())
     check_unseen(made, ["person 1"])

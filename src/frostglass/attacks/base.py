@@ -112,8 +112,9 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
         (found,) = in_lanes(view, lambda z, y: (recipe.search(z, y),), z, y)
         parts.append((found, *in_lanes(view, read_out, found, y)))
     latents, pictures, rank, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
-    latents, pictures, confidence = best(rank, attack.keep, latents, pictures, confidence)
-    return {"images": pictures.cpu(), "labels": labels, "latents": latents.cpu(), "confidence": confidence.cpu()}
+    draws = torch.arange(start.shape[1], device=rank.device).expand(rank.shape)
+    latents, pictures, confidence, draws = best(rank, attack.keep, latents, pictures, confidence, draws)
+    return {"images": pictures.cpu(), "labels": labels, "latents": latents.cpu(), "confidence": confidence.cpu(), "draws": draws.cpu()}
 
 
 def in_lanes(view: View, work: Callable[[Tensor, Tensor], tuple[Tensor, ...]], z: Tensor, y: Tensor) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ class Gmi(Attack):
     Paper: Zhang et al., The Secret Revealer, CVPR 2020, arXiv 1911.07135.
     Differs: the published losses are means over a batch, so the step of one latent depends on how many share its batch; here the
         batch size is the constant `coupling` and latents are independent. The published code keeps the seed with the best target logit
-        (`keep = 1`), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and the losses other than "ce" are
+        (`keep = 1`; here the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and the losses other than "ce" are
         additions found in later attacks; the defaults are the published form.
 
     Args:

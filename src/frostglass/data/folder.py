@@ -71,6 +71,7 @@ class _Catalogue(NamedTuple):
 
 def _catalogue(root: Path) -> _Catalogue:
     """The picture files of one side; no names where the pictures lie loose."""
+    root = root.expanduser()
     if not root.is_dir():
         raise DataError(f"no folder at {root}: expected one with a sub-folder of pictures per identity")
     try:

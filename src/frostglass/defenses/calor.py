@@ -47,7 +47,7 @@ class Calor(Defense):
     Head: logits = C_B tanh(C_A φ) with C_A of `rank` rows. Loss: cross-entropy first, then L = a · p_y^b · ln p_y, which is least at
     p_y = exp(-1/b) (0.8825 for b = 8) and ignores misclassified samples, hence the first stage.
 
-    Paper: Model inversion defense by confidence adaptation and low-rank compression (CALoR), ICLR 2025.
+    Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814.
     Differs: the paper does not say when the loss changes; `switch` is our choice. `gain` multiplies the initial C_B: behind a tanh the
         logits are bounded by its weights, so with the usual initialisation they start small, and so does every gradient that reaches
         the backbone. Trained from scratch (faces, 40 people, 16 epochs, rank 10, no adaptation) that costs ten points of accuracy: 81.5 %

@@ -41,7 +41,10 @@ def losses(defenses: Sequence[Defense], batch: Batch) -> dict[str, Term]:
     if not any("classification loss" in defense.replaces() for defense in defenses):
         terms["cross_entropy"] = Term(1.0, F.cross_entropy(batch.logits, batch.labels))
     for defense in defenses:
-        terms |= defense.losses(batch)
+        for name, term in defense.losses(batch).items():
+            if name in terms:
+                raise ConfigError(f"{defense.name} adds a second loss term named {name}: each term needs a name of its own")
+            terms[name] = term
     return terms
 
 

@@ -43,7 +43,7 @@ class LabelSmoothing(Defense):
 
     def alpha_at(self, moment: Moment) -> float:
         """The factor in force: α(e + 1 - E/2) / (E/2) during the third quarter, as in the official code at E = 100."""
-        if not self.ramp or moment.progress >= 0.75:
+        if not self.ramp or self.alpha > 0 or moment.progress >= 0.75:  # the official ramp is for negative factors only
             return self.alpha
         half = moment.epochs / 2
         return self.alpha * max(0.0, moment.epoch + 1 - half) / half if moment.progress >= 0.5 else 0.0

@@ -29,6 +29,10 @@ class Fractions:
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
+    def __post_init__(self) -> None:
+        if self.test + self.validation >= 1:
+            raise ValueError(f"test ({self.test}) and validation ({self.validation}) leave nothing to train on: their sum must be below 1")
+
 
 @parameters
 class Judging:
@@ -142,6 +146,13 @@ class _Reader:
         self.problems += [f"{key}: no such section; {nearest(key, known | {'grid'})}" for key in self.values if key not in known]
         chosen = self.methods_quietly("defenses", defenses)
         self.problems += [f"defenses: {problem}" for problem in conflicts(chosen)]
+        target = self.values.get("target")
+        if isinstance(target, Mapping) and target.get("weights"):
+            self.problems += [
+                f"defenses: {defense.name} acts on training, and target.weights are loaded without any: leave one of the two out"
+                for defense in chosen
+                if "head" not in defense.replaces()
+            ]
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))
 
@@ -161,7 +172,7 @@ def _strip(problem: str) -> str:
 def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """A config with a [grid] as a list of (label, plain config): one for each combination of the listed values."""
     plain = {key: value for key, value in values.items() if key != "grid"}
-    grid = values.get("grid", {})
+    grid = _flat(values.get("grid", {}))
     if not isinstance(grid, Mapping) or not all(isinstance(choices, list) and choices for choices in grid.values()):
         raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1]")
     result = []
@@ -169,15 +180,35 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         config = copy.deepcopy(plain)
         for path, value in zip(grid, combination, strict=True):
             assign(config, path, copy.deepcopy(value))
-        label = ", ".join(_label(path, value) for path, value in zip(grid, combination, strict=True))
+        label = ", ".join(_label(path, value, grid[path]) for path, value in zip(grid, combination, strict=True))
         result.append((label or "audit", config))
     return result
 
 
-def _label(path: str, value: Any) -> str:
-    if path == "defenses":
-        return " + ".join(defense["name"] for defense in value) or "undefended"
-    return f"{path}={value}"
+def _flat(grid: Any) -> Any:
+    """Nested tables as dotted names: grid.attack.loss = [...] is what "attack.loss" = [...] inside [grid] is."""
+    if not isinstance(grid, Mapping):
+        return grid
+    flat: dict[str, Any] = {}
+    for name, value in grid.items():
+        inner = _flat(value)
+        flat |= {f"{name}.{path}": choices for path, choices in inner.items()} if isinstance(inner, Mapping) else {name: inner}
+    return flat
+
+
+def _label(path: str, value: Any, choices: list[Any]) -> str:
+    if path != "defenses":
+        return f"{path}={value}"
+    names = [_defense_names(choice, full=False) for choice in choices]
+    return _defense_names(value, full=names.count(_defense_names(value, full=False)) > 1)
+
+
+def _defense_names(value: Any, *, full: bool) -> str:
+    """A list of defenses by name, with their parameters where the names alone do not tell the choices of a grid apart."""
+    if not isinstance(value, list) or not all(isinstance(defense, Mapping) and "name" in defense for defense in value):
+        return str(value)  # not a list of defenses; parsing it will say so
+    told = [", ".join(f"{k}={v}" for k, v in defense.items() if k != "name") for defense in value]
+    return " + ".join(f"{d['name']}({t})" if full and t else str(d["name"]) for d, t in zip(value, told, strict=True)) or "undefended"
 
 
 def assign(config: dict[str, Any], path: str, value: Any) -> None:
@@ -230,6 +261,8 @@ def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:
             found.append((label, Experiment.parse(config)))
         except ConfigError as error:
             problems += error.problems
+    if len({(exp.metrics, repr(exp.evaluators)) for _, exp in found}) > 1:
+        problems.append("grid: metrics and evaluators must be the same in all experiments of one run: use several configs and one report")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return found

@@ -49,7 +49,7 @@ def judge(
     control_lift = lift(*control) if control else ()
     right, chance = _held_out(target), 1 / len(target.classes)
     vacuous = ""
-    if right <= 1.5 * chance:
+    if right <= chance + 0.1 * (1 - chance):
         vacuous = (
             f"the target is right on only {right:.0%} of held-out pictures, where guessing gives {chance:.0%}: there is nothing in it to leak; "
             "are its classes in the order of the identities' names?"
@@ -78,8 +78,21 @@ def judge(
         only_one=only_one,
         manifold=manifold,
         vacuous=vacuous,
-        warnings=tuple(_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators])),
+        warnings=(
+            *_alike(target, evaluators),
+            *_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators]),
+        ),
     )
+
+
+def _alike(target: Target, evaluators: Sequence[Target]) -> list[str]:
+    """An evaluator that is built like the target shares its blind spots."""
+    own = target.info.get("model")
+    return [
+        f"evaluator {number} has the target's architecture ({own}): what fools the one may fool the other"
+        for number, evaluator in enumerate(evaluators, 1)
+        if own is not None and evaluator.info.get("model") == own
+    ]
 
 
 def _held_out(classifier: Target) -> float:

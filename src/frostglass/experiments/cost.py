@@ -18,8 +18,9 @@ from frostglass.experiments.config import Experiment
 from frostglass.experiments.pipeline import produce
 from frostglass.experiments.store import Step, Store
 from frostglass.models.checkpoint import load_weights
+from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime import seeded
-from frostglass.training import Training, untrained
+from frostglass.training import Training, check_strength, untrained
 from frostglass.types import Shape
 
 
@@ -88,17 +89,20 @@ def _attempts(exp: Experiment, classes: int) -> Iterator[tuple[str, Callable[...
     yield "target", _try_classifier, (exp.target, exp.defenses, classes, shape)
     for place, config in enumerate(exp.evaluators):
         yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape)
-    if hasattr(exp.prior, "networks"):
-        yield "prior", _try_prior, (exp.prior, shape)
+    yield "prior", _try_prior, (exp.prior, shape)
 
 
 def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape) -> None:
+    check_strength(config, defenses)
     module = untrained(config, tuple(map(str, range(classes))), shape, defenses, seed=0).module
     if config.weights:
         load_weights(module, config.weights)
 
 
 def _try_prior(method: Any, shape: Shape) -> None:
+    if isinstance(method, Pretrained):
+        method.read(shape)
+        return
     with seeded(0, "cost"):
         method.networks(shape)
 

@@ -169,6 +169,8 @@ def _score(
 
 def _save_found(found: Reconstructions, folder: Path) -> None:
     tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
+    if found.draws is not None:
+        tensors["draws"] = found.draws
     write_tensors(folder / "found.safetensors", tensors, {"queries": found.queries})
 
 
@@ -178,17 +180,18 @@ def _load_found(folder: Path) -> Reconstructions:
 
 
 def _save_rows(rows: Rows, folder: Path) -> None:
-    write_tensors(folder / "rows.safetensors", {"labels": rows.labels, **with_prefix("column", dict(rows.columns))})
+    draws = {} if rows.draws is None else {"draws": rows.draws}
+    write_tensors(folder / "rows.safetensors", {"labels": rows.labels, **draws, **with_prefix("column", dict(rows.columns))})
 
 
 def _load_rows(folder: Path) -> Rows:
     tensors, _ = read_tensors(folder / "rows.safetensors")
-    return Rows(labels=tensors["labels"], columns=under_prefix("column", tensors))
+    return Rows(labels=tensors["labels"], columns=under_prefix("column", tensors), draws=tensors.get("draws"))
 
 
 SPLIT = Step("split", 1, _split, save_split, load_split)
 TARGET = Step("target", 1, _train, save_target, _load_target)
 PRIOR = Step("prior", 1, _make_prior, save_prior, _load_prior)
-ATTACK = Step("attack", 1, _invert, _save_found, _load_found)
+ATTACK = Step("attack", 2, _invert, _save_found, _load_found)
 PRIOR_ONLY = Step("prior_only", 1, _prior_only, _save_found, _load_found)
-SCORES = Step("scores", 1, _score, _save_rows, _load_rows)
+SCORES = Step("scores", 2, _score, _save_rows, _load_rows)

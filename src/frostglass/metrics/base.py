@@ -1,7 +1,7 @@
 """A score is a measured value with one row per identity and an interval; a metric turns evidence into columns of such rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -36,11 +36,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Rows:
-    """One row per (identity, candidate): `columns` maps a name to values (I, K); every averaging convention can be derived from them."""
+    """One row per (identity, candidate): `columns` maps a name to values (I, K); every averaging convention can be derived from them.
+
+    Candidates are in the order of the target's liking; `draws` (I, K) says which draw each was, where draws have an order.
+    """
 
     labels: Tensor
     columns: Mapping[str, Tensor]
-    info: Mapping[str, object] = field(default_factory=dict)
+    draws: Tensor | None = None
     key: str = ""
 
     def score(self, name: str) -> Score:
@@ -112,4 +115,4 @@ def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
             if not values.isfinite().all():
                 raise RunError(f"metric {metric.name}: {name} is not finite for {int((~values.isfinite()).sum())} reconstructions")
             columns[name] = values.float()
-    return Rows(labels=evidence.found.labels, columns=columns)
+    return Rows(labels=evidence.found.labels, columns=columns, draws=evidence.found.draws)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,10 @@ class PriorMethod(Protocol):
 
 def identity_hashes(names: Iterable[str]) -> Tensor:
     """One 63-bit hash per identity name, sorted."""
-    return torch.tensor(sorted(int.from_bytes(hashlib.blake2b(n.casefold().encode(), digest_size=8).digest(), "big") >> 1 for n in names))
+    folded = (unicodedata.normalize("NFKC", name).casefold().encode() for name in names)
+    return torch.tensor(
+        sorted(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1 for name in folded), dtype=torch.int64
+    )
 
 
 def check_unseen(prior: Prior, private_names: Iterable[str]) -> None:
@@ -103,6 +107,14 @@ def read_prior(path: Path) -> Prior:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}): make the prior again") from None
     if facts is None:
         raise CheckpointError(f"{path} holds weights but does not say it is a frostglass prior: expected a file written by save_prior")
+    parts_named = ("generator.", "critic.") if facts["critic"] else ("generator.",)
+    stray = sorted(name for name in tensors if name != "saw" and not name.startswith(parts_named))
+    broken = sorted(name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all())
+    if stray or broken or "saw" not in tensors:
+        raise CheckpointError(
+            f"{path} is not as it was written: {len(stray)} tensors too many ({', '.join(stray[:3])}), {len(broken)} not finite "
+            f"({', '.join(broken[:3])}), {'no ' if 'saw' not in tensors else ''}list of the identities it saw; make the prior again"
+        )
     method = priors.get(facts["info"]["method"]["name"])(**facts["info"]["method"]["parameters"])
     shape = tuple(facts["image_shape"])
     with seeded(0, "read_prior"):  # the weights drawn here are replaced below

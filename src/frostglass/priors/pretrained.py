@@ -9,7 +9,7 @@ from frostglass.errors import CheckpointError, ConfigError
 from frostglass.files import Work
 from frostglass.priors.base import Prior, priors, read_prior
 from frostglass.registry import nearest
-from frostglass.types import Images, View
+from frostglass.types import Images, Shape, View
 
 
 def embedded() -> list[str]:
@@ -52,11 +52,15 @@ class Pretrained:
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
         """Read the prior; `public` is only asked for its shape."""
+        return self.read(public.shape)
+
+    def read(self, image_shape: Shape) -> Prior:
+        """The prior, if it fits images of this shape."""
         prior = read_prior(self.path())
         if prior.tied_to is not None:
             raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
-        if prior.image_shape[0] != public.shape[0]:
+        if prior.image_shape[0] != image_shape[0]:
             raise CheckpointError(
-                f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {public.shape[0]}: train a prior on this data"
+                f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {image_shape[0]}: train a prior on this data"
             )
         return prior

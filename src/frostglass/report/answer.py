@@ -108,7 +108,8 @@ def _effect(aim: Aim, base: Aim) -> Literal["lowers", "raises", "leaves"]:
 def _reach(entry: Entry, base: Entry, judge: str) -> tuple[float, float]:
     """Interval of the change of one judge's verdict, person by person where both audits attacked the same people."""
     mine, theirs = entry.facts.scores[judge], base.facts.scores[judge]
-    if mine.by_identity and theirs.by_identity and entry.run.facts.identities == base.run.facts.identities:
+    same_people = entry.run.facts.identities == base.run.facts.identities
+    if same_people and mine.by_identity and theirs.by_identity and len(mine.by_identity) == len(theirs.by_identity):
         return interval(torch.tensor(mine.by_identity) - torch.tensor(theirs.by_identity))
     return mine.low - theirs.high, mine.high - theirs.low
 
