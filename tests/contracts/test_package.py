@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,13 @@ def test_no_file_tells_of_the_machine_it_was_written_on():
 )
 def test_what_is_looked_for_is_found(text, caught):
     assert bool(FORBIDDEN.search(text)) is caught
+
+
+def test_every_data_file_is_installed_with_the_package():
+    """An editable install finds files that a wheel would leave behind."""
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["frostglass"]
+    package = root / "src" / "frostglass"
+    files = [path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
+    assert files
+    assert [str(path) for path in files if not any(path.match(pattern) for pattern in patterns)] == []
