@@ -84,7 +84,7 @@ class Experiment:
         )
         if None not in found.metrics and not any(metric.name == "accuracy" for metric in found.metrics):
             reader.problems.append('metrics: accuracy is needed, because the controls are judged by it: add { name = "accuracy" }')
-        reader.finish({field.name for field in fields(cls)})
+        reader.finish({field.name for field in fields(cls)}, [defense for defense in found.defenses if defense is not None])
         return found
 
 
@@ -142,9 +142,9 @@ class _Reader:
             self.problems.append(f"{key}: at least one is needed")
         return values
 
-    def finish(self, known: set[str]) -> None:
+    def finish(self, known: set[str], chosen: Sequence[Defense]) -> None:
+        """Look at what only the whole can tell, and raise every problem found."""
         self.problems += [f"{key}: no such section; {nearest(key, known | {'grid'})}" for key in self.values if key not in known]
-        chosen = self.methods_quietly("defenses", defenses)
         self.problems += [f"defenses: {problem}" for problem in conflicts(chosen)]
         target = self.values.get("target")
         if isinstance(target, Mapping) and target.get("weights"):
@@ -155,13 +155,6 @@ class _Reader:
             ]
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))
-
-    def methods_quietly(self, key: str, registry: Registry) -> tuple[Any, ...]:
-        """The methods of a list that parse; their problems are reported elsewhere."""
-        before = list(self.problems)
-        made = tuple(method for method in self.methods(key, registry, []) if method is not None)
-        self.problems = before
-        return made
 
 
 def _strip(problem: str) -> str:
