@@ -2,25 +2,29 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from frostglass.models.base import models
 from frostglass.models.build import build
-from frostglass.models.checkpoint import load_weights, save_weights
-from frostglass.models.taps import find_head, find_taps
+from frostglass.models.checkpoint import body, load_body, load_weights, read_body, save_weights
+from frostglass.models.taps import find_head, find_taps, live_taps, trace
 from frostglass.models.wrap import wrap
 
 CLASSES = 7
+COLOUR = (3, 32, 32)
 SHAPES = [(channels, side, side) for side in (16, 32, 64) for channels in (1, 3)]
+# Networks of full size would take minutes, so they are narrowed; some take no pictures under 32 px.
+SMALL = {"vgg16": {"width": 4}, "ir152": {"width": 4}, "facenet": {"width": 4}, "resnet34": {"width": 4}}
+SMALLEST = {"vgg16": 32, "mcnn": 32, "scnn": 32}
+CASES = [(name, shape) for name in models.names() for shape in SHAPES if shape[1] >= SMALLEST.get(name, 0)]
+
+every_size = pytest.mark.parametrize(("name", "shape"), CASES, ids=[f"{name}-{'x'.join(map(str, shape))}" for name, shape in CASES])
+every_network = pytest.mark.parametrize("name", models.names())
 
 
-@pytest.fixture(params=models.names())
-def name(request):
-    return request.param
-
-
-@pytest.fixture(params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def shape(request):
-    return request.param
+def make(name, shape=COLOUR, *, classes=CLASSES, seed=0, **options):
+    return build(name, classes=classes, image_shape=shape, seed=seed, **SMALL.get(name, {}), **options)
 
 
 def pictures(shape, count=3):
@@ -28,69 +32,130 @@ def pictures(shape, count=3):
 
 
 def differences(one, other):
-    return [name for name, value in one.state_dict().items() if not torch.equal(value, other.state_dict()[name])]
+    there = other.state_dict()
+    return [name for name, value in one.state_dict().items() if not torch.equal(value, there[name])]
 
 
+@every_size
 def test_it_gives_finite_logits_that_differ_between_pictures(name, shape):
-    module = build(name, classes=CLASSES, image_shape=shape, seed=0).eval()
-    logits = module(pictures(shape))
+    logits = make(name, shape).eval()(pictures(shape))
     assert logits.shape == (3, CLASSES)
     assert logits.isfinite().all()
     assert (logits[0] - logits[1]).abs().max() > 0
 
 
+@every_size
 def test_head_is_found_and_its_input_is_the_feature(name, shape):
-    module = build(name, classes=CLASSES, image_shape=shape, seed=0).eval()
+    module = make(name, shape).eval()
     head = module.get_submodule(find_head(module, shape))
-    assert isinstance(head, torch.nn.Linear)
+    assert isinstance(head, nn.Linear)
     logits, features = wrap(module, classes=CLASSES, image_shape=shape).outputs(pictures(shape))
     assert features.shape == (3, head.in_features)
     assert torch.equal(head(features), logits)
 
 
+@every_size
 def test_taps_are_layers_in_order_of_execution_before_the_head(name, shape):
-    module = build(name, classes=CLASSES, image_shape=shape, seed=0)
-    taps = find_taps(module, shape)
-    names = [layer for layer, _ in module.named_modules()]
-    assert len(taps) == 3
-    assert [names.index(tap) for tap in taps] == sorted({names.index(tap) for tap in taps})
-    assert find_head(module, shape) not in taps
+    module = make(name, shape)
+    order = [call.name for call in trace(module, shape)[0]]
+    for taps, count in [(find_taps(module, shape), len(getattr(module, "published_taps", "123"))), (find_taps(module, shape, 3), 3)]:
+        assert len(taps) == count
+        assert [order.index(tap) for tap in taps] == sorted({order.index(tap) for tap in taps})
+        assert order.index(taps[-1]) < order.index(find_head(module, shape))
 
 
+@every_size
 def test_every_weight_learns(name, shape):
-    module = build(name, classes=CLASSES, image_shape=shape, seed=0)
+    module = make(name, shape)
     images = pictures(shape).requires_grad_()
     module(images).square().sum().backward()
+    learning = {layer: weight.grad for layer, weight in module.named_parameters() if weight.requires_grad}
     assert images.grad.abs().sum() > 0
-    assert [layer for layer, weight in module.named_parameters() if weight.grad is None or not weight.grad.isfinite().all()] == []
+    assert [layer for layer, slope in learning.items() if slope is None or not slope.isfinite().all()] == []
 
 
+@every_network
 def test_the_seed_decides_the_weights(name):
-    first, same, other = (build(name, classes=CLASSES, image_shape=(3, 32, 32), seed=seed) for seed in (4, 4, 5))
+    first, same, other = (make(name, seed=seed) for seed in (4, 4, 5))
     assert differences(first, same) == []
     assert differences(first, other) != []
 
 
+@every_network
 def test_global_random_state_is_left_alone(name):
     before = torch.get_rng_state()
-    module = build(name, classes=CLASSES, image_shape=(3, 32, 32), seed=0)
-    wrap(module, classes=CLASSES, image_shape=(3, 32, 32))
+    wrap(make(name), classes=CLASSES, image_shape=COLOUR)
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@every_network
 def test_weights_come_back_bit_for_bit(name, tmp_path):
-    trained, fresh = (build(name, classes=CLASSES, image_shape=(3, 32, 32), seed=seed) for seed in (1, 2))
-    trained.train()(pictures((3, 32, 32)))  # moves the running statistics of batch norm, where there are any
+    trained, fresh = (make(name, seed=seed) for seed in (1, 2))
+    trained.train()(pictures(COLOUR))  # moves the running statistics of batch norm, where there are any
     save_weights(trained, tmp_path / "w.safetensors")
     load_weights(fresh, tmp_path / "w.safetensors")
     assert differences(trained, fresh) == []
 
 
+@every_network
+def test_all_but_the_head_can_start_from_a_network_for_other_classes(name, tmp_path):
+    trained, fresh = make(name, classes=5, seed=1), make(name, seed=2)
+    trained.train()(pictures(COLOUR))
+    save_weights(trained, tmp_path / "w.safetensors")
+    wanted = {layer: value for layer, value in trained.state_dict().items() if not layer.startswith("head.")}
+    for start in (read_body(fresh, "head", tmp_path / "w.safetensors"), body(trained, "head")):
+        module = make(name, seed=2)
+        load_body(module, "head", start)
+        found = module.state_dict()
+        assert all(torch.equal(found[layer], value) for layer, value in wanted.items())
+        assert set(found) == {*wanted, "head.weight", "head.bias"}
+        assert torch.equal(module.head.weight, fresh.head.weight)
+
+
+@every_network
 def test_no_layer_works_in_place(name):
-    module = build(name, classes=CLASSES, image_shape=(3, 32, 32), seed=0)
-    assert [layer for layer, part in module.named_modules() if getattr(part, "inplace", False)] == []
+    assert [layer for layer, part in make(name).named_modules() if getattr(part, "inplace", False)] == []
 
 
+@every_network
+def test_what_taps_show_is_not_changed_later(name):
+    module = make(name)
+    seen = []
+    for tap in find_taps(module, COLOUR):
+        module.get_submodule(tap).register_forward_hook(lambda layer, args, output: seen.append((output, output._version)))
+    for mode in (True, False):
+        module.train(mode)(pictures(COLOUR))
+    assert len(seen) == 2 * len(find_taps(module, COLOUR))
+    assert [output._version for output, _ in seen] == [version for _, version in seen]
+
+
+@every_network
+def test_taps_before_the_first_weight_that_learns_are_told_apart(name):
+    module = make(name)
+    taps = find_taps(module, COLOUR)
+    assert live_taps(module, COLOUR, taps) == taps
+    module.requires_grad_(False).head.requires_grad_(True)
+    assert live_taps(module, COLOUR, taps) == ()
+
+
+@every_network
+def test_gradients_of_one_picture_at_a_time(name):
+    """As a defense with noise for each picture takes them, against one backward pass for each."""
+    module = make(name).eval()
+    images = pictures(COLOUR, 2)
+    weights = {layer: weight for layer, weight in module.named_parameters() if weight.requires_grad}
+
+    def loss(weights, image):
+        return functional_call(module, weights, image[None]).square().sum()
+
+    found = vmap(grad(loss), in_dims=(None, 0))({layer: weight.detach() for layer, weight in weights.items()}, images)
+    for number, image in enumerate(images):
+        alone = torch.autograd.grad(loss(weights, image), list(weights.values()))
+        for layer, slope in zip(weights, alone, strict=True):
+            assert torch.allclose(found[layer][number], slope, rtol=1e-3, atol=1e-4 * slope.abs().max()), layer
+
+
+@every_network
 def test_an_unknown_option_is_refused_by_name(name):
     with pytest.raises(ValueError, match=r"unexpected keyword argument 'wdith'; it takes classes, image_shape"):
-        build(name, classes=CLASSES, image_shape=(3, 32, 32), seed=0, wdith=3)
+        make(name, wdith=3)

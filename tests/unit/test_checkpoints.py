@@ -8,7 +8,7 @@ from torch import nn
 
 from frostglass.errors import CheckpointError
 from frostglass.models.build import build
-from frostglass.models.checkpoint import load_target, load_weights, save_target, save_weights
+from frostglass.models.checkpoint import body, load_body, load_target, load_weights, read_body, save_target, save_weights
 from frostglass.models.wrap import wrap
 from frostglass.types import Target
 
@@ -269,6 +269,149 @@ def test_a_prefix_that_the_model_has_too_is_kept(tmp_path):
     save_weights(module, tmp_path / "w.safetensors")
     load_weights(other, tmp_path / "w.safetensors")
     assert same(module, other)
+
+
+# --- starting weights -------------------------------------------------------------------------------------------------------------------
+
+NORMALISED = {"mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def unchanged(module, call, message):
+    """The call is refused in one line, and the module is what it was."""
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        call(module)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "a refused start changed the module"
+
+
+@pytest.mark.parametrize(("options", "head"), [({}, "head"), (NORMALISED, "net.head")])
+def test_a_start_leaves_the_head_alone(tmp_path, options, head):
+    trained, module = net(classes=9, seed=1), net(seed=2, **options)
+    save_weights(trained, tmp_path / "w.safetensors")
+    tensors = read_body(module, head, tmp_path / "w.safetensors")
+    assert set(tensors) == {name for name in trained.state_dict() if not name.startswith("head.")}
+    load_body(module, head, tensors)
+    inside = module.net if options else module
+    assert same(trained[:-1], inside[:-1])
+    assert same(net(seed=2).head, inside.head)
+
+
+def test_what_a_network_gives_away_is_a_copy():
+    module = net()
+    for value in body(module, "head").values():
+        value.zero_()
+    assert same(module, net())
+    assert set(body(net(**NORMALISED), "net.head", ("stage2",))) == {name for name in net().state_dict() if name.startswith("stage2.")}
+
+
+def test_other_precisions_are_converted_and_frozen_weights_stay_frozen(tmp_path):
+    trained, module = net(seed=1).double(), net(seed=2)
+    module.stage1.requires_grad_(False)
+    save_weights(trained, tmp_path / "w.safetensors")
+    load_body(module, "head", read_body(module, "head", tmp_path / "w.safetensors"))
+    assert same(module[:-1], trained.float()[:-1])
+    assert [name for name, weight in module.named_parameters() if not weight.requires_grad] == [
+        "stage1.0.weight",
+        "stage1.1.weight",
+        "stage1.1.bias",
+    ]
+
+
+def test_a_part_is_not_its_namesake():
+    """Nor is "stage1" a part of "stage10", and a bare tensor is a part by its own name."""
+    module = nn.Sequential(OrderedDict(stage1=nn.Linear(2, 2), stage10=nn.Linear(2, 2), head=nn.Linear(2, 2)))
+    module.shift = nn.Parameter(torch.zeros(2))
+    assert set(body(module, "head", ("stage1", "shift"))) == {"stage1.weight", "stage1.bias", "shift"}
+    assert set(body(module, "head")) == {"stage1.weight", "stage1.bias", "stage10.weight", "stage10.bias", "shift"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: state.pop("stage3.0.weight"),
+            r"w.safetensors does not fit Sequential apart from its head: 1 missing \(stage3.0.weight\); "
+            r"name the parts that fit with start_parts \(stage1, stage2, stage4\)$",
+        ),
+        (lambda state: state.pop("stage3.1.num_batches_tracked"), r"1 missing \(stage3.1.num_batches_tracked\)"),
+        (lambda state: state.update(more=torch.zeros(2)), r"1 unexpected \(more\); .*\(stage1, stage2, stage3, stage4\)$"),
+        (lambda state: state.update({"header.bias": torch.zeros(2)}), r"1 unexpected \(header.bias\)"),
+        (
+            lambda state: state.update({"stage1.1.bias": torch.zeros(5)}),
+            r"1 of another shape \(stage1.1.bias \(5,\) for \(4,\)\); .*\(stage2, stage3, stage4\)$",
+        ),
+        (
+            lambda state: state.update({"stage1.1.bias": torch.zeros(4).long()}),
+            r"1 of another kind \(stage1.1.bias torch.int64 for torch.float32\)",
+        ),
+        (
+            lambda state: state.update({"stage1.1.bias": torch.full((4,), torch.inf)}),
+            r"w.safetensors cannot be used: .* infinity \(stage1.1.bias\)$",
+        ),
+        (
+            lambda state: state.update({"stage1.1.bias": torch.full((4,), 1e300, dtype=torch.float64)}),
+            r"w.safetensors cannot be used: .* infinity",
+        ),
+    ],
+)
+def test_a_file_without_the_whole_body_is_refused(tmp_path, change, message):
+    state = {name: value.clone() for name, value in net(seed=1).state_dict().items()}
+    change(state)
+    save_file(state, tmp_path / "w.safetensors")
+    unchanged(net(), lambda module: read_body(module, "head", tmp_path / "w.safetensors"), message)
+    tensors = {name: value for name, value in state.items() if not name.startswith("head.")}
+    of_tensors = message.replace("w.safetensors does not fit", "the starting weights do not fit").replace(
+        "w.safetensors", "starting weights"
+    )
+    unchanged(net(), lambda module: load_body(module, "head", tensors), of_tensors)
+
+
+def test_a_file_without_batch_counters_starts_them_at_zero(tmp_path):
+    trained, module = net(seed=1), net(seed=2)
+    trained.train()(torch.rand(2, *SHAPE))
+    save_file({name: value for name, value in trained.state_dict().items() if "num_batches" not in name}, tmp_path / "w.safetensors")
+    load_body(module, "head", read_body(module, "head", tmp_path / "w.safetensors"))
+    assert torch.equal(module.stage1[1].running_mean, trained.stage1[1].running_mean)
+    assert (trained.stage1[1].num_batches_tracked, module.stage1[1].num_batches_tracked) == (1, 0)
+
+
+def test_tensors_of_the_head_are_no_start():
+    state = dict(net(seed=1).state_dict())
+    unchanged(net(), lambda module: load_body(module, "head", state), r"2 unexpected \(head.weight, head.bias\)")
+    unchanged(net(), lambda module: load_body(module, "head", body(net(), "head"), ("stage1",)), r"18 unexpected \(stage2.0.weight, ")
+
+
+def test_tied_tensors_that_differ_are_no_start():
+    module = nn.Sequential(OrderedDict(tied=tied(), head=nn.Linear(4, 3)))
+    tensors = body(module, "head")
+    tensors["tied.two.weight"] += 1
+    unchanged(
+        module,
+        lambda module: load_body(module, "head", tensors),
+        r"tied.one.weight and tied.two.weight are one tensor in the model and differ",
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "parts", "message"),
+    [
+        ("classifier", (), r"Sequential has no head named 'classifier' with weights: give the name that find_head finds"),
+        ("net.head", (), r"Sequential has no head named 'net.head' with weights"),
+        (
+            "head",
+            ("stag2",),
+            r"Sequential has no part named 'stag2' with weights besides its head: did you mean 'stage2'\? known: stage1, stage2, ",
+        ),
+        ("head", ("stage1", "head"), r"has no part named 'head' with weights besides its head"),
+        ("head", ("flatten",), r"has no part named 'flatten' with weights besides its head"),
+    ],
+)
+def test_a_head_or_part_that_is_not_there_is_named(tmp_path, head, parts, message):
+    save_weights(net(), tmp_path / "w.safetensors")
+    unchanged(net(), lambda module: read_body(module, head, tmp_path / "w.safetensors", parts), message)
+    unchanged(net(), lambda module: load_body(module, head, {}, parts), message)
+    unchanged(net(), lambda module: body(module, head, parts), message)
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_sizes_a_network_cannot_take_are_errors_at_once(name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnte", r"no model named 'resnte': did you mean 'resnet'\? known: cnn, convmixer, lenet, resnet"),
+        ("resnte", r"no model named 'resnte': did you mean 'resnet'\? known: cnn, convmixer, facenet, ir152, lenet, mcnn, resnet, "),
         ("resnet18", r"did you mean 'timm:resnet18'\?"),
         ("alexnet", r"did you mean 'torchvision:alexnet'\?"),
         ("timm:resnet81", r"timm has no model named 'resnet81': did you mean 'resnet18'"),

@@ -6,7 +6,7 @@ A checkpoint that does not match its network exactly is refused: half-loaded wei
 import json
 import struct
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError  # only the name of the refusal; reading goes through torch's restricted reader
 from typing import Any
@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from frostglass.errors import CheckpointError
-from frostglass.models.base import first_line, inner
+from frostglass.models.base import Preprocess, first_line, inner
+from frostglass.models.ir import IR, from_face_evolve
 from frostglass.models.taps import check_layers
+from frostglass.registry import nearest
 from frostglass.types import Target
 
 WEIGHTS, DESCRIPTION = "weights.safetensors", "target.json"
@@ -48,17 +50,46 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
     comes from `DataParallel` and is dropped. Floating point values are converted to the module's precision.
     """
     path = Path(path)
-    net = inner(module)
     own = _state(module)
-    given = _read(path)
-    if all(name.startswith("module.") for name in given) and not all(name.startswith("module.") for name in own):
-        given = {name.removeprefix("module."): value for name, value in given.items()}
-    title = f"{path.name} does not fit {type(net).__name__}"
-    _check_match(own, given, title)
-    given = {name: value.to(own[name].dtype) for name, value in given.items()}
-    _check_finite(given, f"{path.name} cannot be used")
-    _check_ties(own, given, title)
-    net.load_state_dict(given)
+    given = _read_for(own, path)
+    misfits = _misfits(own, given)
+    if misfits:
+        raise CheckpointError(f"{path.name} does not fit {type(inner(module)).__name__}: {_other_classes(own, given) or misfits}")
+    inner(module).load_state_dict(_usable(own, given, path.name))
+
+
+def body(module: nn.Module, head: str, parts: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Copies of a network's tensors apart from its head's, or of the named parts' only: what `load_body` takes."""
+    return {name: value.detach().clone() for name, value in _body(module, head, parts).items()}
+
+
+def read_body(module: nn.Module, head: str, path: str | Path, parts: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that a network can begin from: all but its head's, or those of the named parts only.
+
+    The file must hold every one of them in the right shape. Without `parts` it may hold nothing more than a head of the same name, for any
+    number of classes; with `parts` the rest of it is not read. Files are read as by `load_weights`; those of face.evoLVe are translated for
+    `ir152` and `facenet`, and batch norms from before torch counted batches begin to count at zero.
+
+    Args:
+        head: the layer that `find_head` finds in the module.
+        parts: sub-modules such as "features", by the names they have inside a `Preprocess`.
+    """
+    path = Path(path)
+    own = _body(module, head, parts)
+    given = _read_for(_state(module), path)
+    if isinstance(inner(module), IR) and not _state(module).keys() & given.keys():
+        given = from_face_evolve(given)
+    given = _with_counters(own, _chosen(given, _inside(module, head), parts))
+    _check_body(own, given, parts, f"{path.name} does not fit {type(inner(module)).__name__} apart from its head")
+    return _usable(own, given, path.name)
+
+
+def load_body(module: nn.Module, head: str, tensors: Mapping[str, Tensor], parts: Sequence[str] = ()) -> None:
+    """Copy the tensors that `read_body` or `body` gave into the module, all of them or none; its head stays as it is."""
+    own = _body(module, head, parts)
+    given = dict(tensors)
+    _check_body(own, given, parts, f"the starting weights do not fit {type(inner(module)).__name__} apart from its head")
+    inner(module).load_state_dict({**_state(module), **_usable(own, given, "a set of starting weights")})
 
 
 def save_target(target: Target, folder: str | Path) -> None:
@@ -119,6 +150,56 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
+def _inside(module: nn.Module, layer: str) -> str:
+    """A layer's name as the network itself knows it."""
+    return layer.removeprefix("net.") if isinstance(module, Preprocess) else layer
+
+
+def _body(module: nn.Module, head: str, parts: Sequence[str]) -> dict[str, Tensor]:
+    """The module's own tensors that a start must bring."""
+    own, head, name = _state(module), _inside(module, head), type(inner(module)).__name__
+    if not any(_lies_in(tensor, head) for tensor in own):
+        raise CheckpointError(f"{name} has no head named {head!r} with weights: give the name that find_head finds")
+    wanted = _chosen(own, head, ())
+    for part in parts:
+        if not any(_lies_in(tensor, part) for tensor in wanted):
+            known = {tensor.partition(".")[0] for tensor in wanted}
+            raise CheckpointError(f"{name} has no part named {part!r} with weights besides its head: {nearest(part, known)}")
+    return _chosen(own, head, parts)
+
+
+def _chosen(tensors: dict[str, Tensor], head: str, parts: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors in any of the parts (all of them if none is named) and not in the head."""
+    return {
+        name: value
+        for name, value in tensors.items()
+        if not _lies_in(name, head) and (not parts or any(_lies_in(name, part) for part in parts))
+    }
+
+
+def _lies_in(tensor: str, layer: str) -> bool:
+    """Whether a tensor belongs to a layer; none belongs to the layer without a name."""
+    return f"{tensor}.".startswith(f"{layer}.")
+
+
+def _with_counters(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Batch counters of zero where a file has none at all: torch before 0.4.1 had none, and torch itself then puts zero."""
+    counters = [name for name in own if name.endswith(".num_batches_tracked")]
+    if any(name in given for name in counters):
+        return given
+    return {**given, **{name: torch.zeros_like(own[name], device="cpu") for name in counters}}
+
+
+def _check_body(own: dict[str, Tensor], given: dict[str, Tensor], parts: Sequence[str], title: str) -> None:
+    misfits = _misfits(own, given)
+    if not misfits:
+        return
+    candidates = parts or dict.fromkeys(name.partition(".")[0] for name in own)
+    fitting = [part for part in candidates if not _misfits(_chosen(own, "", (part,)), _chosen(given, "", (part,)))]
+    advice = f"name the parts that fit with start_parts ({', '.join(fitting)})" if fitting else "no part of it fits: take another file"
+    raise CheckpointError(f"{title}: {misfits}; {advice}")
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint file at {str(path)!r}")
@@ -154,6 +235,14 @@ def _read_torch(path: Path) -> Any:
             raise CheckpointError(f"{path.name} is damaged, cut short or no state dict of torch.save: {first_line(error)}") from error
 
 
+def _read_for(own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """What the file holds, without the "module." of `DataParallel`."""
+    given = _read(path)
+    if all(name.startswith("module.") for name in given) and not all(name.startswith("module.") for name in own):
+        return {name.removeprefix("module."): value for name, value in given.items()}
+    return given
+
+
 def _unnest(content: Any, path: Path) -> dict[str, Tensor]:
     if isinstance(content, Mapping):
         nests = [nest for nest in NESTS if isinstance(content.get(nest), Mapping)]
@@ -168,23 +257,34 @@ def _unnest(content: Any, path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _check_match(own: dict[str, Tensor], given: dict[str, Tensor], title: str) -> None:
-    missing = [name for name in own if name not in given]
-    unexpected = [name for name in given if name not in own]
+def _misfits(own: dict[str, Tensor], given: dict[str, Tensor]) -> str:
+    """What is wrong with the names, shapes and kinds of the given tensors, in one line; empty when they match."""
     both = [name for name in own if name in given]
-    shapes = [name for name in both if own[name].shape != given[name].shape]
-    kinds = [name for name in both if own[name].is_floating_point() != given[name].is_floating_point()]
-    rows = _rows(own, given, shapes)
-    if rows and not (missing or unexpected or kinds):
-        raise CheckpointError(f"{title}: the checkpoint has {rows[0]} classes, the model {rows[1]}")
     problems = [
-        (missing, "missing"),
-        (unexpected, "unexpected"),
-        ([f"{name} {tuple(given[name].shape)} for {tuple(own[name].shape)}" for name in shapes], "of another shape"),
-        ([f"{name} {given[name].dtype} for {own[name].dtype}" for name in kinds], "of another kind"),
+        ([name for name in own if name not in given], "missing"),
+        ([name for name in given if name not in own], "unexpected"),
+        (
+            [f"{name} {tuple(given[name].shape)} for {tuple(own[name].shape)}" for name in both if own[name].shape != given[name].shape],
+            "of another shape",
+        ),
+        (
+            [f"{name} {given[name].dtype} for {own[name].dtype}" for name in both if not _same_kind(own[name], given[name])],
+            "of another kind",
+        ),
     ]
-    if any(names for names, _ in problems):
-        raise CheckpointError(f"{title}: " + ", ".join(f"{len(names)} {what} ({_few(names)})" for names, what in problems if names))
+    return ", ".join(f"{len(names)} {what} ({_few(names)})" for names, what in problems if names)
+
+
+def _same_kind(one: Tensor, other: Tensor) -> bool:
+    return one.is_floating_point() == other.is_floating_point()
+
+
+def _other_classes(own: dict[str, Tensor], given: dict[str, Tensor]) -> str:
+    """The plain words for the one misfit whose cause is known; empty for others."""
+    if own.keys() != given.keys() or not all(_same_kind(own[name], given[name]) for name in own):
+        return ""
+    rows = _rows(own, given, [name for name in own if own[name].shape != given[name].shape])
+    return f"the checkpoint has {rows[0]} classes, the model {rows[1]}" if rows else ""
 
 
 def _rows(own: dict[str, Tensor], given: dict[str, Tensor], shapes: list[str]) -> tuple[int, int] | None:
@@ -193,6 +293,14 @@ def _rows(own: dict[str, Tensor], given: dict[str, Tensor], shapes: list[str]) -
         return None
     rows = {(len(given[name]), len(own[name])) for name in shapes if own[name].ndim and given[name].ndim}
     return rows.pop() if len(rows) == 1 else None
+
+
+def _usable(own: dict[str, Tensor], given: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The given tensors in the module's precision, if they can be weights."""
+    given = {name: value.to(own[name].dtype) for name, value in given.items()}
+    _check_finite(given, f"{source} cannot be used")
+    _check_ties(own, given, f"{source} cannot be used")
+    return given
 
 
 def _check_finite(state: dict[str, Tensor], title: str) -> None:

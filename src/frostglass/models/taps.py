@@ -1,10 +1,10 @@
-"""Where to read a network: the head that makes the logits, and layers at even depths.
+"""Where to read a network: the head that makes the logits, and the layers its paper reads or else layers at even depths.
 
-Both are found by running the network once on noise and watching its layers; the network is left as it was.
+They are found by running the network on noise and watching its layers; the network is left as it was.
 """
 
 import difflib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.errors import ModelError
-from frostglass.models.base import inner, noise_images, probe
+from frostglass.models.base import MISFITS, first_line, inner, noise_images, probe
+from frostglass.runtime import frozen
 from frostglass.types import Shape
 
 IMAGES = 4
+THIRDS = 3
 STEPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the layers that depth is counted in
+
+
+class Tapped(nn.Sequential):
+    """Layers in a row that know which of them their paper reads: `published_taps`, an attribute that any network may carry."""
+
+    def __init__(self, layers: OrderedDict[str, nn.Module], published_taps: tuple[str, ...] = ()):
+        super().__init__(layers)
+        self.published_taps = published_taps
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,16 @@ def find_head(module: nn.Module, image_shape: Shape) -> str:
     )
 
 
-def find_taps(module: nn.Module, image_shape: Shape, count: int = 3) -> tuple[str, ...]:
-    """Up to `count` layers at even depths, in order of execution, the last just before the head; fewer when the network is shallow.
+def find_taps(module: nn.Module, image_shape: Shape, count: int | None = None) -> tuple[str, ...]:
+    """The layers to read, in order of execution: the network's `published_taps`, or `count` layers at even depths (three if not given).
 
-    Depth is counted in convolutions and linear layers. Near each wanted depth a stage is taken before a block, and a block before a
+    The last of those at even depths is just before the head; they are fewer when the network is shallow. Depth is counted in convolutions and linear layers. Near each wanted depth a stage is taken before a block, and a block before a
     single layer. A network with nothing before its head has no taps.
     """
+    if count is None and (published := _published(module)):
+        check_layers(module, image_shape, taps=published)
+        return published
+    count = THIRDS if count is None else count
     calls, logits = trace(module, image_shape)
     runs = Counter(call.name for call in calls)
     hidden = [call for call in calls if call.name and not call.is_logits(logits)]
@@ -78,6 +92,31 @@ def find_taps(module: nn.Module, image_shape: Shape, count: int = 3) -> tuple[st
         elif later:
             chosen.append(min(later, key=lambda call: (abs(call.steps - goal), *_rank(call))))
     return tuple(call.name for call in chosen)
+
+
+def live_taps(module: nn.Module, image_shape: Shape, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the named layers whose output depends on a weight that learns: what lies before the first such weight never changes."""
+    check_layers(module, image_shape, taps=names)
+    learning = [weight for weight in module.parameters() if weight.requires_grad]
+    layers = dict(module.named_modules())
+    live: set[str] = set()
+
+    def watch(name: str):
+        # Noted at once: a later layer that adds to the output in place would make it depend on its own weights too.
+        return lambda layer, args, output: live.add(name) if output.requires_grad else None
+
+    handles = [layers[name].register_forward_hook(watch(name)) for name in names]
+    try:
+        with frozen(module), torch.enable_grad():
+            for weight in learning:
+                weight.requires_grad_(True)
+            module(noise_images(module, image_shape, IMAGES))
+    except MISFITS as error:
+        raise ModelError(f"{type(inner(module)).__name__} cannot be run with gradients: {first_line(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(name for name in names if name in live)
 
 
 def check_layers(module: nn.Module, image_shape: Shape, *, head: str | None = None, taps: tuple[str, ...] = ()) -> None:
@@ -110,6 +149,14 @@ def trace(module: nn.Module, image_shape: Shape) -> tuple[list[Call], Tensor]:
     if not isinstance(logits, Tensor):
         raise ModelError(f"{type(inner(module)).__name__} puts out a {type(logits).__name__}: expected a tensor of logits")
     return calls, logits.clone()
+
+
+def _published(module: nn.Module) -> tuple[str, ...]:
+    """The names of the published taps, as seen from outside a `Preprocess`."""
+    names = getattr(inner(module), "published_taps", ())
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"published_taps of {type(inner(module)).__name__} must be a tuple of layer names, got {names!r}")
+    return names if inner(module) is module else tuple(f"net.{name}" for name in names)
 
 
 @contextmanager
