@@ -1,0 +1,247 @@
+"""The configs of published settings: each is read, and holds the strengths and the recipe of its paper's tables, no more and no less."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from frostglass.defenses import compose
+from frostglass.defenses.base import Defense
+from frostglass.experiments.config import experiments, read_config
+from frostglass.models.base import models
+from frostglass.training import untrained
+
+ROOT = Path(__file__).parents[2] / "configs"
+PATHS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml"))}
+OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi"}
+PRIORS = {"facescrub/prior", "dogs/prior"}
+
+# BiDO Tables 5 to 8; TL-DMI Tables 4, 8 and 11 and Appendix A.3; CALoR Tables 3 to 6 and 18. Undefended rows are left out.
+STRENGTHS = {
+    "celeba/vgg16-none": [],
+    "celeba/vgg16-mid": [("mid", 0.02), ("mid", 0.01), ("mid", 0.003)],
+    "celeba/vgg16-bido": [
+        ("coco", 15, 75), ("coco", 10, 50), ("coco", 5, 50),
+        ("hsic", 0.05, 2.5), ("hsic", 0.05, 1), ("hsic", 0.05, 0.5),
+    ],
+    "celeba/vgg16-bido-ablation": [
+        ("coco", 10, 0), ("coco", 0, 50), ("coco", 10, 50), ("hsic", 0.1, 0), ("hsic", 0, 1), ("hsic", 0.1, 1),
+    ],
+    "celeba/vgg16-bido-sensitivity": [
+        ("hsic", 0.05, 0.5), ("hsic", 0.05, 0.4), ("hsic", 0.05, 0.6), ("hsic", 0.06, 0.5), ("hsic", 1, 0.5), ("hsic", 1, 5), ("hsic", 1, 10),
+        ("hsic", 0.01, 0.05), ("hsic", 0.01, 0.2), ("hsic", 0.01, 0.5), ("hsic", 0.05, 0.25),
+    ],
+    "celeba/resnet34-vmi": [("mid", 0), ("coco", 0.05, 2.5), ("hsic", 0.1, 2)],
+    "mnist/mcnn-bido": [("mid", 0.2), ("coco", 1, 50), ("hsic", 2, 20)],
+    "cifar10/vgg16-mid": [("mid", 0.15)],
+    "cifar10/vgg16-bido": [("coco", 0.1, 5), ("hsic", 0.1, 1)],
+    "celeba/vgg16-tl": [
+        ("tl", 15.0e6), ("tl", 13.9e6), ("tl", 11.5e6), ("tl", 9.1e6), ("tl", 2.1e6),
+        ("tl", 15.0e6, "hsic", 0.05, 0.4), ("tl", 15.0e6, "hsic", 0.03, 0.4),
+    ],
+    "celeba/vgg16-tl-pretraining": [("tl", 2.1e6)],
+    "celeba/ir152-tl": [("tl", 17.8e6)],
+    "celeba/facenet64-tl": [("tl", 34.4e6)],
+    "celeba/resnet34-tl": [("tl", 21.14e6)],
+    "facescrub/resnet18-tl": [("tl", "net.layer3")],
+    "facescrub/maxvit-tl": [("tl", "net.blocks.2")],
+    "dogs/resnest101-tl": [("tl", "net.layer3.14")],
+    "vggface2/resnet50-tl": [("tl", 32.9e6)],
+    "facescrub/ir152-calor": [("mid", 0.1), ("hsic", 0.01, 0.1), ("ls", -0.3), ("tl", 0.5), ("calor", 30), ("lor", 30, "tanh")],
+    "facescrub/resnet152-msceleb": [("mid", 0.005), ("hsic", 0.15, 1.5), ("ls", -0.01), ("tl", 0.7), ("calor", 50), ("lor", 50, "tanh")],
+    "facescrub/resnet152-imagenet": [("mid", 0.005), ("hsic", 0.05, 0.5), ("ls", -0.02), ("tl", 0.6), ("calor", 32)],
+    "facescrub/ir152-ranks": [("lor", rank, "tanh") for rank in (10, 15, 20, 30, 50, 100, 256, 512)],
+    "facescrub/resnet152-ranks": [("lor", rank, "tanh") for rank in (20, 35, 40, 50, 75, 100, 150, 200, 300, 500)],
+    "facescrub/ir152-activations": [("lor", 20, kind) for kind in ("identity", "relu", "sigmoid", "tanh")],
+    "facescrub/resnet152-activations": [("lor", 50, kind) for kind in ("identity", "relu", "sigmoid", "tanh")],
+    # Strengths that are not published for these, taken over from their nearest kin.
+    "celeba/ir152-calor": [("mid", 0.01), ("hsic", 0.05, 2), ("ls", -0.05), ("tl", 0.5), ("calor", 30)],
+    "celeba/resnet152-calor": [("mid", 0.005), ("hsic", 0.15, 1.5), ("ls", -0.01), ("tl", 0.7), ("calor", 50)],
+    "celeba/vit-calor": [("mid", 0.005), ("hsic", 0.15, 1.5), ("ls", -0.01), ("tl", 0.7), ("calor", 50)],
+    "facescrub/swinv2-calor": [("mid", 0.005), ("hsic", 0.15, 1.5), ("ls", -0.01), ("tl", 0.7), ("calor", 50)],
+    "celeba/vgg16-dpsgd": [*(("dpsgd", noise) for noise in (0.01, 0.5, 0.7, 1, 1.5, 2)), ("tl", 2.1e6, "dpsgd", 1)],
+}  # fmt: skip
+
+# Optimiser, learning rate, weight decay, batch, epochs; weight decay is 0 where a paper gives Adam and none.
+RECIPES = {
+    "celeba/vgg16-none": ("sgd", 1e-2, 1e-4, 64, 50),
+    "celeba/vgg16-mid": ("sgd", 1e-2, 1e-4, 64, 50),
+    "celeba/vgg16-bido": ("adam", 1e-4, 0, 64, 50),
+    "celeba/vgg16-bido-ablation": ("adam", 1e-4, 0, 64, 50),
+    "celeba/vgg16-bido-sensitivity": ("adam", 1e-4, 0, 64, 50),
+    "celeba/resnet34-vmi": ("sgd", 0.1, 5e-4, 64, 100),
+    "mnist/mcnn-bido": ("adam", 0.1, 0, 64, 20),
+    "cifar10/vgg16-mid": ("adam", 1e-4, 0, 64, 30),
+    "cifar10/vgg16-bido": ("adam", 1e-4, 0, 64, 30),
+    "celeba/vgg16-tl": ("sgd", 0.02, 1e-4, 64, 200),
+    "celeba/vgg16-tl-pretraining": ("sgd", 0.02, 1e-4, 64, 200),
+    "celeba/vgg16-dpsgd": ("sgd", 1e-2, 1e-4, 64, 50),
+    "celeba/ir152-tl": ("sgd", 0.01, 1e-4, 64, 100),
+    "celeba/facenet64-tl": ("sgd", 0.008, 1e-4, 8, 200),
+    "celeba/resnet34-tl": ("sgd", 0.1, 5e-4, 64, 200),
+    "facescrub/resnet18-tl": ("adam", 1e-3, 0, 128, 100),
+    "facescrub/maxvit-tl": ("adam", 1e-3, 0, 64, 100),
+    "dogs/resnest101-tl": ("adam", 1e-3, 0, 128, 100),
+    "vggface2/resnet50-tl": ("adam", 1e-3, 0, 1024, 100),
+    **dict.fromkeys(
+        ("facescrub/ir152-calor", "facescrub/ir152-ranks", "facescrub/ir152-activations", "celeba/ir152-calor"), ("sgd", 0.01, 1e-4, 128, 100)
+    ),
+    **dict.fromkeys(
+        (
+            "facescrub/resnet152-msceleb", "facescrub/resnet152-imagenet", "facescrub/resnet152-ranks", "facescrub/resnet152-activations",
+            "facescrub/swinv2-calor", "celeba/resnet152-calor", "celeba/vit-calor",
+        ),
+        ("adam", 1e-3, 0, 96, 100),
+    ),
+}  # fmt: skip
+
+# What of the paper's configs cannot be read off the recipe above: (milestones, decay) of the schedule, and the private classes.
+SCHEDULES = {
+    "celeba/resnet34-vmi": ((0.6, 0.8), 0.2), "celeba/resnet34-tl": ((0.6, 0.8), 0.2),
+    "cifar10/vgg16-mid": ((0.83,), 0.5), "cifar10/vgg16-bido": ((0.83,), 0.5),
+    **{name: ((0.75, 0.9), 0.1) for name, recipe in RECIPES.items() if recipe[3] in (96, 128) and not name.endswith("-tl")},
+}  # fmt: skip
+CLASSES = {"celeba": 1000, "facescrub": 530, "dogs": 120, "vggface2": 8631, "mnist": 5, "cifar10": 5}
+
+
+def strength(defense: Defense) -> tuple:
+    """The name a table has for a defense, and its strength there."""
+    d = SimpleNamespace(**vars(defense))
+    if defense.name == "bido":
+        return ({"hsic_nocco": "hsic", "coco_frobenius": "coco"}[d.measure], d.lambda_x, d.lambda_y)
+    if defense.name == "calor":
+        return ("calor", d.rank) if (d.a, d.b, d.activation, d.gain) == (1, 8, "tanh", 1) else ("lor", d.rank, d.activation)
+    if defense.name == "transfer":
+        assert d.pretrain == "start"
+        assert d.frozen_norm == "update"  # as published
+        return ("tl", getattr(d, d.boundary))
+    return {"mid": lambda: ("mid", d.weight), "label_smoothing": lambda: ("ls", d.alpha), "dpsgd": lambda: ("dpsgd", d.noise)}[
+        defense.name
+    ]()
+
+
+def read(name: str) -> list:
+    return [experiment for _, experiment in experiments(read_config(PATHS[name]))]
+
+
+@pytest.fixture(scope="module")
+def known_models() -> set[str]:
+    import timm
+    from torchvision import models as zoo
+
+    return (
+        set(models.names()) | {f"timm:{n}" for n in timm.list_models()} | {f"torchvision:{n}" for n in zoo.list_models(module=zoo)}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_config_is_read_and_names_known_models(name, known_models):
+    made = read(name)
+    labels = [label for label, _ in experiments(read_config(PATHS[name]))]
+    assert len(set(labels)) == len(labels)  # runs of a grid can be told apart
+    for training in {experiment.target.model for experiment in made} | {e.model for e in made[0].evaluators}:
+        assert training in known_models
+
+
+def test_every_config_is_in_a_table_and_every_table_has_its_config():
+    assert set(PATHS) - OF_NO_PAPER - PRIORS == set(STRENGTHS) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_strengths_are_those_of_the_tables(name):
+    made = [tuple(value for defense in experiment.defenses for value in strength(defense)) for experiment in read(name)]
+    assert sorted(set(made) - {()}, key=str) == sorted(map(tuple, STRENGTHS[name]), key=str)
+    assert () in made or name == "celeba/vgg16-tl-pretraining"  # the undefended model is beside them
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_those_of_the_tables(name):
+    training = read(name)[0].target
+    assert (training.optimizer, training.lr, training.weight_decay, training.batch, training.epochs) == RECIPES[name]
+    if training.schedule == "milestones":
+        assert (training.milestones, training.decay) == SCHEDULES[name]
+    else:
+        assert training.schedule == "constant"
+        assert name not in SCHEDULES
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_pictures_are_as_in_the_protocols(name):
+    made = read(name)[0]
+    size, training = made.data.size, made.target
+    assert size == {"mnist": 32, "cifar10": 32}.get(name.split("/")[0], 224 if training.model.startswith(("timm:", "torchvision:")) else 64)
+    normalised = size == 224 or training.model == "resnet34"  # elsewhere pictures stay in [0, 1]
+    assert training.mean == training.std == ((0.5,) * 3 if normalised else None)
+    assert (training.crop, training.jitter) == ((0.85, (0.2, 0.2, 0.1, 0.1)) if size == 224 else (1.0, (0, 0, 0, 0)))
+    assert training.cutout == (0.5 if training.model == "resnet34" else 0)
+    assert training.shift == (4 if name.startswith("cifar10") else 0)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_attack_and_judges_fit_the_target(name):
+    made = read(name)[0]
+    evaluators = [evaluator.model for evaluator in made.evaluators]
+    assert len({made.target.model, *evaluators}) == 3  # no judge of the target's own architecture
+    assert made.attack.loss == "ce"  # GMI's published form
+    assert made.prior.name == ("pretrained" if made.data.size == 224 else "wgan")  # wgan makes no 224 px
+
+
+def test_balanced_batches_are_those_of_the_code_on_celeba_vgg16_only():
+    for name in STRENGTHS:
+        for experiment in read(name):
+            for defense in experiment.defenses:
+                if defense.name == "bido":
+                    assert defense.per_identity == (4 if name.startswith("celeba/vgg16") else 0), name
+
+
+@pytest.mark.parametrize("name", sorted(set(PATHS) - OF_NO_PAPER))
+def test_header_names_paper_and_pictures(name):
+    text = PATHS[name].read_text(encoding="utf-8")
+    header = text[: text.index("\nname = ")].splitlines()
+    assert all(line.startswith("# ") for line in header)
+    assert "Paper: " in "\n".join(header)
+    assert any(line.startswith("# Pictures: ") for line in header)
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_readme_tells_of_every_config():
+    told = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in PATHS if f"[{name}]({name}.toml)" not in told] == []
+
+
+def trainable(target) -> int:
+    return sum(weight.numel() for weight in target.module.parameters() if weight.requires_grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_every_target_can_be_built_with_its_defenses(name):
+    classes = tuple(map(str, range(CLASSES[name.split("/")[0]])))
+    for experiment in read(name):
+        target = untrained(experiment.target, classes, experiment.data.image_shape, experiment.defenses, seed=0)
+        assert compose.problems(experiment.defenses, target, experiment.target.batch) == []
+        for defense in experiment.defenses:
+            if defense.name == "transfer" and defense.boundary == "parameters":
+                assert trainable(target) == pytest.approx(defense.parameters, abs=0.06e6)
+
+
+# Published counts are for heads of 1,000 classes, also where the data has fewer.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("facescrub/resnet18-tl", 8.91e6), ("facescrub/maxvit-tl", 18.31e6), ("dogs/resnest101-tl", 27.94e6)],
+)
+def test_named_boundaries_have_the_published_counts(name, published):
+    defended = read(name)[1]
+    target = untrained(defended.target, tuple(map(str, range(1000))), defended.data.image_shape, defended.defenses, seed=0)
+    assert trainable(target) == pytest.approx(published, abs=0.006e6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["celeba/vgg16-bido", "facescrub/resnet18-tl", "facescrub/ir152-calor", "mnist/mcnn-bido", "cifar10/vgg16-bido"]
+)
+def test_every_evaluator_can_be_built(name):
+    made = read(name)[0]
+    for evaluator in made.evaluators:
+        assert untrained(evaluator, ("a", "b", "c"), made.data.image_shape, (), seed=0).head
