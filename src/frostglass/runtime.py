@@ -88,6 +88,20 @@ def capture(module: nn.Module, names: tuple[str, ...], *, inputs: bool = False) 
             handle.remove()
 
 
+@contextmanager
+def noise_drawn(module: nn.Module, number: int) -> Iterator[None]:
+    """Let layers that number their noise by `draw` use the draw of this number inside the block."""
+    noisy = [part for part in module.modules() if isinstance(getattr(part, "draw", None), int)]
+    before = [part.draw for part in noisy]
+    try:
+        for part in noisy:
+            part.draw = number  # type: ignore[assignment]
+        yield
+    finally:
+        for part, draw in zip(noisy, before, strict=True):
+            part.draw = draw
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """An optimiser's state as named tensors, so that a checkpoint needs no pickle."""
     state = optimizer.state_dict()["state"]

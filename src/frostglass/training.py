@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,12 +11,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.checks import parameters
+from frostglass.data.augment import augment
+from frostglass.data.splits import public_people
 from frostglass.defenses import compose
-from frostglass.defenses.base import Batch, Defense, Moment
+from frostglass.defenses.base import Batch, Defense, Moment, Size, Stage
 from frostglass.errors import ConfigError, ModelError, RunError
 from frostglass.files import Work
 from frostglass.models.build import build, source
-from frostglass.models.checkpoint import load_weights
+from frostglass.models.checkpoint import body, load_body, load_weights, read_body
 from frostglass.models.taps import find_head, find_taps
 from frostglass.runtime import (
     capture,
@@ -25,11 +28,15 @@ from frostglass.runtime import (
     generator_for,
     optimizer_tensors,
     restore_optimizer,
+    seed_for,
     seeded,
     under_prefix,
     with_prefix,
 )
 from frostglass.types import Images, Shape, Split, Target
+
+PUBLIC = "public"
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @parameters
@@ -41,9 +48,13 @@ class Training:
         options: keyword arguments of the model's builder.
         mean, std: normalisation inside the model, one number per channel; none by default (images stay in [0, 1]).
         weights: a checkpoint to load instead of training.
-        epochs, batch, optimizer, lr, momentum, weight_decay: the usual; momentum (Nesterov) is SGD's.
-        schedule: "constant", "cosine" to zero, or "milestones": ×0.1 after 75 % and 90 % of the epochs.
-        flip: mirror half of the training images. shift: move training images by up to this many pixels.
+        start: where training begins: "public" for a training on the public people first, or a checkpoint; all but the head is taken.
+        start_parts: the parts of the network to fill from that checkpoint, such as ["features"]; everything but the head by default.
+        epochs, batch, optimizer, lr, momentum, nesterov, weight_decay: the usual; momentum is SGD's.
+        schedule: "constant", "cosine" to zero, or "milestones": × `decay` after each share of the epochs in `milestones`.
+        flip: mirror half of the training images. shift: move them by up to this many pixels. crop: cut out a square of at least this
+            share of the area. jitter: strengths of random brightness, contrast, saturation and hue. cutout: blank a square of this share
+            of the side.
         keep: "best" keeps the epoch with the best validation accuracy (the later of equals), "last" the last.
     """
 
@@ -52,30 +63,86 @@ class Training:
     mean: tuple[float, ...] | None = None
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     weights: str | None = None
+    start: str | None = None
+    start_parts: tuple[str, ...] = ()
     epochs: Annotated[int, Field(ge=1)] = 20
     batch: Annotated[int, Field(ge=2)] = 64
     optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    nesterov: bool = True
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
     schedule: Literal["constant", "cosine", "milestones"] = "cosine"
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.75, 0.9)
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.1
     flip: bool = True
     shift: Annotated[int, Field(ge=0)] = 0
+    crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    jitter: tuple[Share, Share, Share, Annotated[float, Field(ge=0, le=0.5)]] = (0.0, 0.0, 0.0, 0.0)
+    cutout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     keep: Literal["best", "last"] = "best"
+
+    def __post_init__(self) -> None:
+        if self.start_parts and self.start in (None, PUBLIC):
+            raise ValueError("start_parts names parts of a checkpoint to begin from: give its path as start")
+        if self.weights and self.start:
+            raise ValueError("weights are loaded instead of training, so there is nothing to start: leave weights or start out")
 
     def files(self) -> list[str]:
         """Files this configuration reads."""
-        return [path for path in (self.weights, source(self.model)) if path]
+        return [path for path in (self.weights, self.starting_file, source(self.model)) if path]
+
+    @property
+    def starting_file(self) -> str | None:
+        return None if self.start == PUBLIC else self.start
 
 
-def untrained(config: Training, classes: tuple[str, ...], image_shape: Shape, defenses: Sequence[Defense], *, seed: int) -> Target:
-    """The network a training run starts from, with the defenses' changes applied; the same for the same seed."""
+@dataclass(frozen=True)
+class FirstStage:
+    """A training to begin from: on whose pictures, how, and which defenses already act in it."""
+
+    data: Literal["public", "private"]
+    config: Training
+    defenses: tuple[Defense, ...]
+
+    def split(self, split: Split, *, seed: int) -> Split:
+        return public_people(split.public, seed=seed) if self.data == "public" else split
+
+
+def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | None:
+    """The training that comes before this one, if a defense or `config.start` asks for it; it may have one before it in turn."""
+    asked = compose.stage(defenses) or (Stage("public", {}) if config.start == PUBLIC else None)
+    if asked is None or config.weights:
+        return None
+    start = config.starting_file if asked.data == "public" else config.start
+    return FirstStage(asked.data, replace(config, start=start, **asked.settings), compose.during_stage(defenses))
+
+
+def untrained(
+    config: Training,
+    classes: tuple[str, ...],
+    image_shape: Shape,
+    defenses: Sequence[Defense],
+    *,
+    seed: int,
+    start: Target | str | None = None,
+) -> Target:
+    """The network a training run starts from, with the defenses' changes applied; the same for the same seed.
+
+    `start` fills it, all but the head: with what the first stage trained, or from a checkpoint file.
+    """
     module = build(
         config.model, classes=len(classes), image_shape=image_shape, mean=config.mean, std=config.std, seed=seed, **config.options
     )
-    bare = Target(module=module, classes=classes, image_shape=image_shape, head=find_head(module, image_shape))
-    ready = compose.prepare(defenses, bare, seed=seed)
-    return replace(ready, taps=find_taps(ready.module, image_shape))
+    # Taps are those of the plain network: what a defense puts in place of its head has none.
+    head, taps = find_head(module, image_shape), find_taps(module, image_shape)
+    bare = Target(module=module, classes=classes, image_shape=image_shape, head=head, taps=taps)
+    if isinstance(start, Target):
+        bare = compose.prepare(compose.during_stage(defenses), bare, seed=seed)
+        load_body(bare.module, bare.head, body(start.module, start.head))
+    elif start is not None:
+        load_body(bare.module, bare.head, read_body(bare.module, bare.head, start, config.start_parts), config.start_parts)
+    return compose.prepare(defenses, bare, seed=seed)
 
 
 def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
@@ -87,16 +154,40 @@ def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
         )
 
 
-def train_target(config: Training, split: Split, defenses: Sequence[Defense] = (), *, seed: int = 0, work: Work | None = None) -> Target:
+def check_training(config: Training, target: Target, defenses: Sequence[Defense]) -> None:
+    """Refuse defenses that cannot work on a prepared network with this recipe, before anything is computed."""
+    check_strength(config, defenses)
+    if not config.weights and (found := compose.problems(defenses, target, config.batch)):
+        raise ConfigError(found)
+
+
+def train_target(
+    config: Training,
+    split: Split,
+    defenses: Sequence[Defense] = (),
+    *,
+    start: Target | None = None,
+    seed: int = 0,
+    work: Work | None = None,
+) -> Target:
     """Train a classifier on the private training images (or load `config.weights`); selection sees validation images only.
 
-    Resumes from the last finished epoch in `work` with the same result as an uninterrupted run.
+    A first stage that a defense or `config.start` asks for is trained here too, unless its result is given as `start`. Resumes from the
+    last finished epoch in `work` with the same result as an uninterrupted run.
     """
     compose.check_composition(defenses)
     check_strength(config, defenses)
     if len(split.train) < 2:
         raise ModelError(f"training needs at least 2 images, got {len(split.train)}")
-    target = untrained(config, split.classes, split.train.shape, defenses, seed=seed)
+    if first := first_stage(config, defenses):
+        check_training(config, untrained(config, split.classes, split.train.shape, defenses, seed=seed), defenses)
+        if start is None:
+            before = seed_for(seed, "stage")
+            start = train_target(first.config, first.split(split, seed=before), first.defenses, seed=before)
+    elif start is not None:
+        raise ConfigError("a first stage was given, and neither target.start nor a defense asks for one: leave it out")
+    target = untrained(config, split.classes, split.train.shape, defenses, seed=seed, start=start or config.starting_file)
+    check_training(config, target, defenses)
     if config.weights:
         load_weights(target.module, config.weights)
         history: list[dict[str, float]] = []
@@ -105,13 +196,23 @@ def train_target(config: Training, split: Split, defenses: Sequence[Defense] = (
         history, chosen = _fit(config, target, split, defenses, seed=seed, work=work or Work.scratch())
     target.module.eval()
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
-    info = {
+    info: dict[str, Any] = {
         "model": config.model,
         "parameters": sum(p.numel() for p in target.module.parameters()),
         "accuracy": {name: accuracy(target, images) for name, images in parts.items()},
         "history": history,
         "selected_epoch": chosen,
     }
+    if not config.weights:
+        info["trainable"] = sum(p.numel() for p in target.module.parameters() if p.requires_grad)
+        info["facts"] = compose.facts(defenses, target, Size(len(split.train), config.batch, config.epochs))
+    if first and start:
+        info["first_stage"] = {
+            "data": first.data,
+            "epochs": first.config.epochs,
+            "classes": len(start.classes),
+            "accuracy": start.info["accuracy"],
+        }
     return replace(target, info=info)
 
 
@@ -119,8 +220,11 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
     from lightning_fabric import Fabric  # imported here: it takes seconds
 
     fabric = Fabric(accelerator=default_device().type, devices=1)
+    compose.begin(defenses, target, split.train, seed=seed)
+    check_training(config, target, defenses)  # again: a boundary chosen by data may have frozen what another defense needs
     trainable = [p for p in target.module.parameters() if p.requires_grad]
-    module, optimizer = fabric.setup(target.module, _optimizer(config, trainable))
+    rule = compose.optimizer(defenses, target.module, _optimizer(config, trainable), Size(len(split.train), config.batch, config.epochs))
+    module, optimizer = fabric.setup(target.module, rule)
     names = compose.taps(defenses, target)
     history: list[dict[str, float]] = []
     best: dict[str, Tensor] = {}
@@ -134,7 +238,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
     for epoch in range(len(history), config.epochs):
         moment = Moment(epoch, config.epochs)
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * _lr_factor(config.schedule, moment)
+            group["lr"] = config.lr * _lr_factor(config, moment)
         with seeded(seed, "epoch", epoch):  # dropout and noise inside the network
             row = _epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, seed=seed)
         row["validation_accuracy"] = accuracy(target, split.validation)
@@ -154,52 +258,51 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
 
 def _epoch(
     config: Training, fabric: Any, module: nn.Module, optimizer: Any, target: Target, images: Images,
-    defenses: Sequence[Defense], taps: tuple[str, ...], moment: Moment, *, seed: int,
+    defenses: Sequence[Defense], taps: Sequence[tuple[str, ...]], moment: Moment, *, seed: int,
 ) -> dict[str, float]:  # fmt: skip
-    """One pass over the training images; returns the mean of each loss term and the training accuracy."""
+    """One pass over the training images; returns the mean of each loss term, of the logits' length and of the training accuracy."""
     module.train()
+    compose.modes(defenses, target)
     dice = generator_for(seed, "order", moment.epoch)
-    # Near-equal batches: no image is dropped and no batch is too small for batch norm.
-    count = max(1, min(math.ceil(len(images) / config.batch), len(images) // 2))
-    batches = torch.randperm(len(images), generator=dice).tensor_split(count)
+    batches = _batches(config, images.labels, defenses, dice)
+    seen = sum(map(len, batches))
     totals: dict[str, float] = {}
     for number, index in enumerate(batches):
-        pictures = fabric.to_device(augment(images.floats(index), config.flip, config.shift, dice))
-        labels = fabric.to_device(images.labels[index])
-        with capture(target.module, taps) as tapped:
-            logits = module(pictures)
-        terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, moment))
-        loss = sum((term.weight * term.value for term in terms.values()), start=torch.zeros((), device=logits.device))
-        if not loss.isfinite():
-            worst = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())
-            raise RunError(
-                f"{config.model}: the loss is not finite at epoch {moment.epoch}, batch {number} ({worst}): lower the learning rate or the defense's strength; "
-                "the last finished epoch is kept and the same command resumes there"
-            )
         optimizer.zero_grad(set_to_none=True)
-        fabric.backward(loss)
+        if len(index):
+            pictures = fabric.to_device(_augmented(config, images.floats(index), dice))
+            labels = fabric.to_device(images.labels[index])
+            with capture(target.module, tuple(dict.fromkeys(chain(*taps)))) as tapped:
+                logits = module(pictures)
+            terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, moment), taps)
+            loss = sum((term.weight * term.value for term in terms.values()), start=torch.zeros((), device=logits.device))
+            if not loss.isfinite():
+                worst = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())
+                raise RunError(
+                    f"{config.model}: the loss is not finite at epoch {moment.epoch}, batch {number} ({worst}): lower the learning rate or "
+                    "the defense's strength; the last finished epoch is kept and the same command resumes there"
+                )
+            fabric.backward(loss)
+            row = {name: term.weight * term.value.item() for name, term in terms.items()}
+            row["logit_norm"] = logits.detach().norm(dim=1).mean().item()
+            row["train_accuracy"] = (logits.argmax(1) == labels).float().mean().item()
+            for name, value in row.items():
+                totals[name] = totals.get(name, 0.0) + len(index) / seen * value
         optimizer.step()
-        share = len(index) / len(images)
-        for name, term in terms.items():
-            totals[name] = totals.get(name, 0.0) + share * term.weight * term.value.item()
-        correct = (logits.argmax(1) == labels).float().mean().item()
-        totals["train_accuracy"] = totals.get("train_accuracy", 0.0) + share * correct
     return totals
 
 
-def augment(images: Tensor, flip: bool, shift: int, dice: torch.Generator) -> Tensor:
-    """Mirror half of the images and move each by up to `shift` pixels, drawn per image."""
-    if flip:
-        mirrored = torch.rand(len(images), 1, 1, 1, generator=dice) < 0.5
-        images = torch.where(mirrored, images.flip(3), images)
-    if shift:
-        height, width = images.shape[2:]
-        padded = nn.functional.pad(images, (shift,) * 4, mode="replicate")
-        top, left = torch.randint(2 * shift + 1, (2, len(images)), generator=dice)
-        rows = (top[:, None] + torch.arange(height))[:, None, :, None]
-        columns = (left[:, None] + torch.arange(width))[:, None, None, :]
-        images = padded[torch.arange(len(images))[:, None, None, None], torch.arange(images.shape[1])[None, :, None, None], rows, columns]
-    return images
+def _batches(config: Training, labels: Tensor, defenses: Sequence[Defense], dice: torch.Generator) -> Sequence[Tensor]:
+    """Which images form the batches of an epoch."""
+    if sampler := compose.replacing(defenses, "batches"):
+        return sampler.batches(labels, config.batch, dice)
+    # Near-equal batches: no image is dropped and no batch is too small for batch norm.
+    count = max(1, min(math.ceil(len(labels) / config.batch), len(labels) // 2))
+    return torch.randperm(len(labels), generator=dice).tensor_split(count)
+
+
+def _augmented(config: Training, images: Tensor, dice: torch.Generator) -> Tensor:
+    return augment(images, dice, flip=config.flip, shift=config.shift, crop=config.crop, jitter=config.jitter, cutout=config.cutout)
 
 
 def accuracy(target: Target, images: Images) -> float:
@@ -221,13 +324,17 @@ def _optimizer(config: Training, trainable: list[nn.Parameter]) -> torch.optim.O
     if config.optimizer == "adam":
         return torch.optim.Adam(trainable, lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.SGD(
-        trainable, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, weight_decay=config.weight_decay
+        trainable,
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov and config.momentum > 0,
+        weight_decay=config.weight_decay,
     )
 
 
-def _lr_factor(schedule: str, moment: Moment) -> float:
-    if schedule == "cosine":
+def _lr_factor(config: Training, moment: Moment) -> float:
+    if config.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * moment.progress))
-    if schedule == "milestones":
-        return 0.1 ** sum(moment.progress >= share for share in (0.75, 0.9))
+    if config.schedule == "milestones":
+        return config.decay ** sum(moment.progress >= share for share in config.milestones)
     return 1.0

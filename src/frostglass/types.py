@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.errors import AccessError, ConfigError, DataError
-from frostglass.runtime import capture
+from frostglass.runtime import capture, noise_drawn
 
 Capability = Literal["labels", "scores", "gradients"]
 CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
@@ -126,14 +126,27 @@ class View:
     features. `gradients` includes `scores`, and `scores` includes `labels`.
     """
 
-    def __init__(self, target: Target, access: frozenset[Capability]):
+    def __init__(self, target: Target, access: frozenset[Capability], samples: int = 1, counter: "list[int] | None" = None):
         unknown = sorted(set(access) - set(CAPABILITIES))
         if unknown or not access:
             raise ConfigError(f"access must name some of {', '.join(CAPABILITIES)}; got {', '.join(unknown) or 'nothing'}")
         self._target = target
         self.access = access
-        self.queries = 0
+        self._samples = samples
+        self._counter = [0] if counter is None else counter
         self.key = f"{target.key}:{'+'.join(sorted(access))}"
+
+    def averaged(self, samples: int) -> "View":
+        """This view through the mean logits of several passes, for targets that add noise; its queries count here too."""
+        return View(self._target, self.access, samples, self._counter)
+
+    @property
+    def queries(self) -> int:
+        return self._counter[0]
+
+    @queries.setter
+    def queries(self, number: int) -> None:
+        self._counter[0] = number
 
     @property
     def module(self) -> nn.Module:
@@ -171,8 +184,15 @@ class View:
             raise AccessError(
                 f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])"
             )
-        self.queries += len(images)
-        return self._target.outputs(images)
+        self._counter[0] += len(images) * self._samples
+        if self._samples == 1:
+            return self._target.outputs(images)
+        passes = []
+        for draw in range(self._samples):
+            with noise_drawn(self.module, draw):
+                passes.append(self._target.outputs(images))
+        logits, features = (torch.stack(column).mean(0) for column in zip(*passes, strict=True))
+        return logits, features
 
 
 @dataclass(frozen=True)

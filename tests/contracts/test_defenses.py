@@ -1,14 +1,32 @@
-"""Every registered defense keeps the same promises."""
+"""Every registered defense keeps the same promises, alone and in every pair."""
+
+from itertools import combinations
 
 import pytest
+import torch
 
 from frostglass.defenses.base import defenses
+from frostglass.defenses.compose import conflicts
+from frostglass.errors import ConfigError
 from frostglass.training import Training, train_target
-from worlds import NoWork, same_weights, split
+from worlds import KilledError, MemoryWork, NoWork, same_weights, split
 
 # Small enough for the four classes and few epochs of a test.
-SMALL = {"calor": {"rank": 2, "switch": 0.5}}
+SMALL = {
+    "calor": {"rank": 2, "switch": 0.5},
+    "bido": {"per_identity": 2},
+    "transfer": {"epochs": 2},
+    "dpsgd": {"noise": 0.5},
+}
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
+
+# Which pairs go together; everything else is refused, and the reason names both.
+REFUSED = {
+    frozenset({"mid", "calor"}): "calor and mid both replace the head",
+    frozenset({"calor", "label_smoothing"}): "calor and label_smoothing both replace the classification loss",
+    frozenset({"bido", "dpsgd"}): "bido looks at several samples of a batch together, and dpsgd needs the gradient of each on its own",
+}
+PAIRS = [tuple(sorted(pair)) for pair in combinations(defenses.names(), 2)]
 
 
 @pytest.fixture(params=defenses.names())
@@ -16,21 +34,52 @@ def defense(request):
     return defenses.get(request.param)
 
 
-def train(*chosen):
-    return train_target(CONFIG, split(), chosen, seed=0, work=NoWork())
+def small(name, **more):
+    return defenses.get(name)(**SMALL.get(name, {}) | more)
 
 
-def test_strength_zero_is_the_undefended_run_bit_for_bit(defense):
-    plain, off = train(), train(defense(**defense.off))
+def train(*chosen, work=None):
+    return train_target(CONFIG, split(), chosen, seed=0, work=work or NoWork())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return train()
+
+
+def test_strength_zero_is_the_undefended_run_bit_for_bit(defense, plain):
+    nothing = defense(**defense.off)
+    off = train(nothing)
     assert same_weights(plain.module, off.module)
     assert plain.info == off.info
-    assert defense(**defense.off).replaces() == frozenset()
+    assert nothing.replaces() == frozenset()
+    assert nothing.stage() is None
+    assert not nothing.couples_samples()
+    assert not nothing.separates_samples()
 
 
-def test_at_strength_it_trains_and_changes_the_result(defense):
-    made = train(defense(**SMALL.get(defense.name, {})))
-    assert not same_weights(train().module, made.module)
+def test_at_strength_it_trains_and_changes_the_result(defense, plain):
+    made = train(small(defense.name))
+    assert not same_weights(plain.module, made.module)
     assert all(value == value for row in made.info["history"] for value in row.values())  # no NaN
+
+
+def test_a_killed_training_ends_with_the_same_weights(defense):
+    work = MemoryWork(saves_before_death=2)
+    with pytest.raises(KilledError):
+        train(small(defense.name), work=work)
+    work.left = None
+    assert same_weights(train(small(defense.name), work=work).module, train(small(defense.name)).module)
+
+
+def test_training_leaves_a_network_that_can_be_attacked(defense):
+    made = train(small(defense.name))
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    view = made.view(["gradients"])
+    view.logits(images).square().sum().backward()
+    assert images.grad.isfinite().all()
+    assert images.grad.abs().sum() > 0
+    assert torch.equal(view.logits(images), view.logits(images))
 
 
 def test_its_page_names_its_paper_and_its_parameters(defense):
@@ -39,3 +88,42 @@ def test_its_page_names_its_paper_and_its_parameters(defense):
     assert "Differs:" in text
     for name in defense.__dataclass_fields__:
         assert f"{name}:" in text, f"{name} is not explained"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_every_pair_trains_or_is_refused_by_name(pair):
+    chosen = [small(name) for name in pair]
+    reason = REFUSED.get(frozenset(pair))
+    assert [line.split(":")[0] for line in conflicts(chosen)] == ([reason] if reason else [])
+    if reason:
+        with pytest.raises(ConfigError, match=reason):
+            train(*chosen)
+        return
+    made = train(*chosen)
+    terms = set(made.info["history"][-1])
+    assert all(value == value for row in made.info["history"] for value in row.values())
+    assert ("mid_kl" in terms) == ("mid" in pair)
+    assert any(name.startswith("bido_") for name in terms) == ("bido" in pair)
+    assert ("smoothed_cross_entropy" in terms) == ("label_smoothing" in pair)
+    assert ("confidence_adaptation" in terms) == ("calor" in pair)
+    assert ("epsilon" in made.info["facts"].get("dpsgd", {})) == ("dpsgd" in pair)
+    assert ("transfer" in made.info["facts"]) == ("transfer" in pair)
+
+
+def test_what_a_setting_decides_about_a_pair():
+    assert conflicts([small("calor", a=0.0), small("label_smoothing")]) == []  # the low-rank head alone goes with smoothing
+    assert conflicts([small("calor", rank=0), small("mid")]) == []  # and confidence adaptation alone with another head
+    with pytest.raises(ConfigError, match=r"dpsgd: .*BatchNorm"):
+        train(small("dpsgd"), small("calor", pre_norm=True))  # put in after the norms were swapped
+    (reason,) = conflicts([small("calor", warmup=2), small("dpsgd")])
+    assert reason.startswith("calor warms up on private pictures, where dpsgd adds no noise")
+    (reason,) = conflicts([small("dpsgd"), small("transfer", boundary="fisher")])
+    assert reason.startswith("transfer chooses its boundary by private pictures, where dpsgd adds no noise")
+    (both,) = conflicts([small("calor", warmup=2), small("transfer")])
+    assert both.startswith("calor and transfer both replace the starting weights")
+
+
+def test_transfer_and_bido_tap_unfrozen_layers_only():
+    made = train(small("transfer"), small("bido"))
+    assert made.info["facts"]["bido"]["taps"] == ["stage3", "stage4"]  # stage 3 is cut by the boundary, stage 1 is frozen
+    assert train(small("bido")).info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]

@@ -105,8 +105,8 @@ def test_calor_replaces_the_head_in_place_and_moves_the_feature():
 def test_calor_changes_its_loss_at_the_switch():
     batch = lambda epoch: Batch(torch.zeros(1), torch.tensor([0]), torch.zeros(1, 3), {}, Moment(epoch, 20))  # noqa: E731
     defense = Calor(rank=0, switch=0.5)
-    assert list(losses([defense], batch(9))) == ["cross_entropy"]
-    assert list(losses([defense], batch(10))) == ["confidence_adaptation"]
+    assert list(losses([defense], batch(9), [()])) == ["cross_entropy"]
+    assert list(losses([defense], batch(10), [()])) == ["confidence_adaptation"]
     assert [defense.settled(Moment(e, 20)) for e in (9, 10)] == [False, True]
 
 

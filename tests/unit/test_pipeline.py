@@ -152,3 +152,37 @@ def test_changed_files_make_a_new_split(tmp_path):
     one = next((tmp_path / "public").rglob("*.png"))
     Image.new("RGB", (16, 16), "red").save(one)
     assert pipeline.fingerprint(data) != before
+
+
+STAGED = TOY | {
+    "data": TOY["data"] | {"public_images": 4},
+    "grid": {"defenses": [[{"name": "transfer", "ratio": ratio}] for ratio in (0.3, 0.6)]},
+}
+
+
+def test_a_first_stage_is_shared_and_its_facts_are_in_the_manifest(tmp_path):
+    assert estimate(experiments(STAGED), Store(tmp_path))["seconds"] > 0
+    done = run_all(STAGED, Store(tmp_path))
+    assert len(list((tmp_path / "target").iterdir())) == 6  # two judges, the undefended model, one first stage, two boundaries
+    for audit, told in zip(done.audits, summary(done)["audits"], strict=True):
+        manifest = json.loads((tmp_path / "target" / audit.target.key / "manifest.json").read_text())
+        assert manifest["facts"]["transfer"]["frozen"] > 0
+        training = told["training"]
+        assert training["facts"] == manifest["facts"]
+        assert training["first_stage"]["classes"] == 30
+        assert training["first_stage_seconds"] > 0
+        assert training["times_undefended"] == pytest.approx(training["seconds"] / audit.undefended.info["seconds"])
+        assert training["recipe"]["epochs"] == 2
+    frozen = [audit["training"]["facts"]["transfer"]["frozen"] for audit in summary(done)["audits"]]
+    assert frozen[0] < frozen[1]
+    assert {event["done"] for event in estimate(experiments(STAGED), Store(tmp_path))["steps"]} == {True}
+
+
+def test_a_training_on_public_people_never_touches_private_pictures():
+    split = make_split(Faces(size=16, identities=4, images=8, public_identities=6, public_images=4), seed=0)
+    guarded = replace(split, **{part: untouchable(getattr(split, part)) for part in ("train", "validation", "test")})
+    config = experiments(STAGED)[0][1].target
+    made = pipeline._train(config, guarded, (), "public", "", None, seed=0, work=NoWork())
+    assert made.classes == split.public.names
+    with pytest.raises((PrivateError, AttributeError)):  # the pictures of `guarded` are gone
+        pipeline._train(config, guarded, (), "private", "", None, seed=0, work=NoWork())

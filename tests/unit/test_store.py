@@ -272,7 +272,8 @@ def test_the_manifest_tells_what_made_the_result(store):
     assert manifest["packages"]["numpy"] == numpy.__version__
     assert set(manifest["packages"]) == {"frostglass", "numpy", "python", "torch"}
     assert manifest["device"]
-    assert set(manifest) == {"key", "step", "version", "config", "inputs", "seed", "packages", "device", "commit", "files"}
+    assert set(manifest) == {"key", "step", "version", "config", "inputs", "seed", "packages", "device", "commit", "facts", "files"}
+    assert manifest["facts"] == {}
     assert set(read_json(folder / "timing.json")) == {"attempts", "seconds", "finished"}
     assert read_json(store.root / "store.json") == {"format": 1}
 

@@ -8,7 +8,7 @@ from frostglass.defenses.calor import Calor
 from frostglass.defenses.label_smoothing import LabelSmoothing
 from frostglass.errors import CheckpointError, ConfigError, RunError
 from frostglass.models.checkpoint import save_weights
-from frostglass.training import Training, augment, train_target
+from frostglass.training import Training, _lr_factor, _optimizer, train_target
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split
 
 SMALL = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
@@ -94,13 +94,36 @@ def test_weights_of_a_users_own_are_loaded_and_not_trained(tmp_path):
         train(config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")), data=split(classes=6))
 
 
-def test_augment_moves_and_mirrors_each_image_on_its_own():
-    pictures = torch.arange(2 * 6 * 6, dtype=torch.float32).reshape(2, 1, 6, 6).repeat(8, 1, 1, 1)
-    out = augment(pictures, True, 2, torch.Generator().manual_seed(0))
-    assert out.shape == pictures.shape
-    assert len({tuple(o.flatten().tolist()) for o in out}) > 8
-    assert torch.equal(augment(pictures, False, 0, torch.Generator()), pictures)
-    moved = augment(pictures, False, 1, torch.Generator().manual_seed(0))
-    centre = {o[0, 2, 2].item() - p[0, 2, 2].item() for o, p in zip(moved, pictures, strict=True)}
-    assert centre <= {-7.0, -6.0, -5.0, -1.0, 0.0, 1.0, 5.0, 6.0, 7.0}
-    assert len(centre) > 3
+def test_a_training_on_public_people_is_resumed_from_the_stage_it_was_in():
+    config = Training(model="cnn", options={"width": 4}, epochs=2, batch=16, start="public")
+    work = MemoryWork(saves_before_death=1)
+    with pytest.raises(KilledError):
+        train_target(config, split(), seed=0, work=work)
+    work.left = None
+    assert same_weights(
+        train_target(config, split(), seed=0, work=work).module, train_target(config, split(), seed=0, work=NoWork()).module
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start_parts": ["features"]}, "start_parts names parts of a checkpoint to begin from: give its path as start"),
+        ({"start": "a.pth", "weights": "b.pth"}, "leave weights or start out"),
+        ({"milestones": [1.5]}, "milestones"),
+        ({"decay": 0.0}, "decay"),
+        ({"crop": 0.0}, "crop"),
+        ({"jitter": [0.1, 0.1]}, "jitter"),
+        ({"cutout": 1.0}, "cutout"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Training(**settings)
+
+
+def test_milestones_and_momentum_are_the_recipes():
+    config = Training(schedule="milestones", milestones=(0.6, 0.8), decay=0.2, optimizer="sgd", nesterov=False)
+    assert [_lr_factor(config, Moment(e, 100)) for e in (0, 59, 60, 79, 80, 99)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
+    assert _optimizer(config, [torch.nn.Parameter(torch.zeros(1))]).defaults["nesterov"] is False

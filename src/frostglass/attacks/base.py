@@ -40,7 +40,8 @@ class Attack:
     """Base of all attacks: parameters are fields; `recipe` binds them to a view and a prior.
 
     `access` is what the attack must be granted, `candidates` how many latents are tried for each identity and `keep` how many of them are
-    returned, `batch` how many are searched together (a matter of memory and speed, not of results).
+    returned, `batch` how many are searched together (a matter of memory and speed, not of results), `samples` how many passes are averaged
+    at each look at the target, which matters only if it adds noise.
     """
 
     name: ClassVar[str]
@@ -48,6 +49,7 @@ class Attack:
     candidates: int
     keep: int
     batch: int
+    samples: int
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         """Everything that keeps this attack from running on this view and prior."""
@@ -73,7 +75,7 @@ def invert(
         )
     modules = [view.module, prior.generator] + ([prior.critic] if prior.critic is not None else [])
     with frozen(*modules):
-        return _run(attack, view, prior, wanted, seed=seed, work=work or Work.scratch())
+        return _run(attack, view.averaged(attack.samples), prior, wanted, seed=seed, work=work or Work.scratch())
 
 
 def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:

@@ -38,6 +38,7 @@ class Gmi(Attack):
         candidates: latents tried per identity. keep: how many of them are returned, best target margin first.
         pool: start from the best of this many random draws, scored once for all identities; 0 starts anywhere.
         batch: latents searched together, rounded up to a multiple of 16; does not change the result.
+        samples: passes through the target averaged at each look; above 1 it sees through the noise of defenses such as MID.
     """
 
     loss: LossName = "ce"
@@ -53,6 +54,7 @@ class Gmi(Attack):
     keep: Annotated[int, Field(ge=1)] = 5
     pool: Annotated[int, Field(ge=0)] = 0
     batch: Annotated[int, Field(ge=1)] = 64
+    samples: Annotated[int, Field(ge=1)] = 1
 
     access: ClassVar[tuple[Capability, ...]] = ("gradients",)
 

@@ -8,6 +8,7 @@ import json
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,21 @@ def make_split(dataset: Dataset, *, test_fraction: float = 0.2, validation_fract
     split = _joined(parts, manifest)
     check_split(split)
     return split
+
+
+def public_people(images: Images, *, seed: int) -> Split:
+    """The public people as classes of their own, to pre-train on: those with enough pictures for train, validation and test."""
+    counts = torch.bincount(images.labels, minlength=len(images.names)) if images.names else torch.zeros(0, dtype=torch.long)
+    kept = (counts >= FEWEST).nonzero().flatten()
+    if len(kept) < 2:
+        raise DataError(
+            f"a training on public people needs at least 2 of them with {FEWEST} or more pictures each, got {len(images)} pictures of "
+            f"{len(images.names) or 'unnamed'} people: give public pictures in one folder per person, or raise data.public_images"
+        )
+    number = torch.full((len(images.names),), -1).scatter(0, kept, torch.arange(len(kept)))
+    mine = images.at((number[images.labels] >= 0).nonzero().flatten())
+    people = replace(mine, labels=number[mine.labels], names=tuple(images.names[i] for i in kept.tolist()))
+    return _joined({**_divide(people, 0.1, 0.1, seed), "public": images}, {})
 
 
 def _without_repeats(images: Images) -> Images:

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from frostglass.registry import Registry
-from frostglass.types import Target
+from frostglass.types import Images, Target
 
 defenses = Registry("defense", "frostglass.defenses")
 
-Part = Literal["head", "classification loss"]
+Part = Literal["head", "classification loss", "batches", "starting weights"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,32 @@ class Term:
     value: Tensor
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A plain training that comes first; the defended one begins from its network, all but the head.
+
+    `data` says whose pictures: public people, as classes of their own, or the private ones. `settings` are laid over the target's own.
+    """
+
+    data: Literal["public", "private"]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much training there is: pictures, pictures in a batch, epochs."""
+
+    records: int
+    batch: int
+    epochs: int
+
+
 class Defense:
-    """Base of all defenses: parameters are fields, hooks are methods, and `off` holds the parameters at which it does nothing at all."""
+    """Base of all defenses: parameters are fields, hooks are methods, and `off` holds the parameters at which it does nothing at all.
+
+    Hooks run in this order: `stage`, `prepare`, `problems`, `begin`, `optimizer`; in each epoch `modes` and `batches`, in each step
+    `losses`; at the end `facts`.
+    """
 
     name: ClassVar[str]
     off: ClassVar[Mapping[str, Any]]
@@ -56,13 +81,51 @@ class Defense:
         """What this defense takes over from plain training; two defenses must not replace the same part."""
         return frozenset()
 
-    def taps(self, target: Target) -> tuple[str, ...]:
-        """Names of the layers whose outputs `losses` wants to see."""
-        return ()
+    def couples_samples(self) -> bool:
+        """Whether its loss looks at several samples of a batch together."""
+        return False
+
+    def separates_samples(self) -> bool:
+        """Whether it needs the gradient of each sample on its own."""
+        return False
+
+    def beside_gradients(self) -> str | None:
+        """How private pictures shape the network other than through the gradients of the training itself, if they do."""
+        return None
+
+    def stage(self) -> Stage | None:
+        """A training to begin from; needs "starting weights" in `replaces`."""
+        return None
+
+    def during_stage(self) -> "Defense | None":
+        """What of this defense already acts in the first stage, because its change of layers would ruin trained weights."""
+        return None
 
     def prepare(self, target: Target, *, seed: int) -> Target:
         """Change the freshly built network before training (and again, the same way, before loading its weights)."""
         return target
+
+    def problems(self, target: Target, batch: int) -> list[str]:
+        """Everything that keeps this defense from working on the prepared network with batches of this size; nothing is computed."""
+        return []
+
+    def begin(self, target: Target, images: Images, *, seed: int) -> None:
+        """Look at the private training pictures once, before the first epoch; may set which weights learn."""
+
+    def optimizer(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
+        """Come between the gradients and the weights."""
+        return optimizer
+
+    def modes(self, target: Target) -> None:
+        """Put layers out of training mode again, at the start of each epoch."""
+
+    def batches(self, labels: Tensor, size: int, dice: torch.Generator) -> list[Tensor]:
+        """Which pictures form the batches of an epoch; needs "batches" in `replaces`. An empty batch is a step without pictures."""
+        raise TypeError(f"{type(self).__name__} must define batches()")
+
+    def taps(self, target: Target) -> tuple[str, ...]:
+        """Names of the layers whose outputs `losses` wants to see."""
+        return ()
 
     def losses(self, batch: Batch) -> dict[str, Term]:
         """Named terms to add to the objective."""
@@ -71,3 +134,7 @@ class Defense:
     def settled(self, moment: Moment) -> bool:
         """Whether the defense is at full strength; only epochs at which all are settled may be selected as the result."""
         return True
+
+    def facts(self, target: Target, size: Size) -> dict[str, Any]:
+        """What a reader of the finished target should know besides the parameters, as plain values."""
+        return {}

@@ -1,6 +1,5 @@
 """CALoR: confidence adaptation and a low-rank compressed head."""
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.checks import parameters
-from frostglass.defenses.base import Batch, Defense, Moment, Part, Term, defenses
+from frostglass.defenses.base import Batch, Defense, Moment, Part, Stage, Term, defenses
+from frostglass.defenses.heads import linear_head, with_head
 from frostglass.errors import ConfigError
 from frostglass.runtime import seeded
 from frostglass.types import Target
@@ -25,6 +25,8 @@ def confidence_adaptation(logits: Tensor, labels: Tensor, a: float, b: float) ->
 
 class LowRankHead(nn.Module):
     """logits = expand(activation(compress(norm(features)))): nothing outside `rank` directions of the feature reaches the logits."""
+
+    replaces_head = True
 
     def __init__(self, features: int, rank: int, classes: int, *, activation: str, gain: float, pre_norm: bool):
         super().__init__()
@@ -62,6 +64,8 @@ class Calor(Defense):
         switch: share of the epochs trained with cross-entropy before the loss changes.
         gain: factor on the initial weights behind the activation; 1 is the library's initialisation.
         pre_norm: batch norm before the compression.
+        warmup: epochs with the ordinary head and cross-entropy before the low-rank head is put in; the paper uses 50 where the backbone
+            comes from ImageNet, because tanh slows training from a distant start.
     """
 
     rank: Annotated[int, Field(ge=0)] = 30
@@ -71,6 +75,7 @@ class Calor(Defense):
     switch: Annotated[float, Field(ge=0, le=1)] = 0.75
     gain: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 6.0
     pre_norm: bool = False
+    warmup: Annotated[int, Field(ge=0)] = 0
 
     off = {"rank": 0, "a": 0.0}  # noqa: RUF012
 
@@ -80,26 +85,27 @@ class Calor(Defense):
             parts.add("head")
         if self.a:
             parts.add("classification loss")
+        if self.warmup:
+            parts.add("starting weights")
         return frozenset(parts)
+
+    def beside_gradients(self) -> str | None:
+        return "warms up on private pictures" if self.warmup else None
+
+    def stage(self) -> Stage | None:
+        return Stage("private", {"epochs": self.warmup}) if self.warmup else None
 
     def prepare(self, target: Target, *, seed: int) -> Target:
         if not self.rank:
             return target
-        head = target.module.get_submodule(target.head)
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"calor replaces a linear head; {target.head!r} is a {type(head).__name__}: choose a model that ends in a linear layer"
-            )
-        classes, features = head.weight.shape
+        classes, features = linear_head(target, self.name).weight.shape
         if self.rank > min(classes, features):
             raise ConfigError(
                 f"calor.rank must be at most {min(classes, features)} here ({features} features, {classes} classes), got {self.rank}"
             )
         with seeded(seed, "calor", "head"):
             low_rank = LowRankHead(features, self.rank, classes, activation=self.activation, gain=self.gain, pre_norm=self.pre_norm)
-        parent, _, name = target.head.rpartition(".")
-        setattr(target.module.get_submodule(parent), name, low_rank)
-        return replace(target, head=f"{target.head}.expand")
+        return with_head(target, low_rank, "expand")
 
     def adapting(self, moment: Moment) -> bool:
         """Whether the second stage has begun."""

@@ -1,27 +1,56 @@
 """Several defenses at once: hooks run in list order, and what one replaces no other may replace."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, permutations
+from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
-from frostglass.defenses.base import Batch, Defense, Moment, Term
+from frostglass.defenses.base import Batch, Defense, Moment, Part, Size, Stage, Term
 from frostglass.errors import ConfigError
-from frostglass.types import Target
+from frostglass.types import Images, Target
 
 
 def conflicts(defenses: Sequence[Defense]) -> list[str]:
-    """Every pair that cannot be combined, with the reason."""
-    return [
-        f"{one.name} and {other.name} both replace the {part}: keep one of them"
-        for one, other in combinations(defenses, 2)
-        for part in sorted(one.replaces() & other.replaces())
+    """Every pair that cannot be combined, with the deepest reason."""
+    coupled = [
+        f"{one.name} looks at several samples of a batch together, and {other.name} needs the gradient of each on its own: keep one of them"
+        for one, other in permutations(defenses, 2)
+        if one.couples_samples() and other.separates_samples()
     ]
+    unseen = [
+        f"{one.name} {way}, where {other.name} adds no noise: leave that out, or keep one of them"
+        for one, other in permutations(defenses, 2)
+        if (way := one.beside_gradients()) and other.separates_samples()
+    ]
+    return (
+        coupled
+        + unseen
+        + [
+            f"{one.name} and {other.name} both replace the {part}: keep one of them"
+            for one, other in combinations(defenses, 2)
+            for part in sorted(one.replaces() & other.replaces())
+            if not ((one.couples_samples() and other.separates_samples()) or (one.separates_samples() and other.couples_samples()))
+        ]
+    )
 
 
 def check_composition(defenses: Sequence[Defense]) -> None:
     if found := conflicts(defenses):
         raise ConfigError(found)
+
+
+def stage(defenses: Sequence[Defense]) -> Stage | None:
+    """The training that comes first, if a defense asks for one."""
+    return next((stage for defense in defenses if (stage := defense.stage())), None)
+
+
+def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:
+    """What of the defenses already acts in the first stage."""
+    return tuple(early for defense in defenses if (early := defense.during_stage()))
 
 
 def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target:
@@ -30,18 +59,44 @@ def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target
     return target
 
 
-def taps(defenses: Sequence[Defense], target: Target) -> tuple[str, ...]:
-    """All layers any of the defenses reads, each once."""
-    return tuple(dict.fromkeys(name for defense in defenses for name in defense.taps(target)))
+def problems(defenses: Sequence[Defense], target: Target, batch: int) -> list[str]:
+    return [f"{defense.name}: {problem}" for defense in defenses for problem in defense.problems(target, batch)]
 
 
-def losses(defenses: Sequence[Defense], batch: Batch) -> dict[str, Term]:
-    """All terms of the objective; cross-entropy unless a defense replaces it."""
-    terms: dict[str, Term] = {}
-    if not any("classification loss" in defense.replaces() for defense in defenses):
-        terms["cross_entropy"] = Term(1.0, F.cross_entropy(batch.logits, batch.labels))
+def begin(defenses: Sequence[Defense], target: Target, images: Images, *, seed: int) -> None:
     for defense in defenses:
-        for name, term in defense.losses(batch).items():
+        defense.begin(target, images, seed=seed)
+
+
+def optimizer(defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
+    for defense in defenses:
+        rule = defense.optimizer(module, rule, size)
+    return rule
+
+
+def modes(defenses: Sequence[Defense], target: Target) -> None:
+    for defense in defenses:
+        defense.modes(target)
+
+
+def replacing(defenses: Sequence[Defense], part: Part) -> Defense | None:
+    """The defense that takes over this part of training, if one does."""
+    return next((defense for defense in defenses if part in defense.replaces()), None)
+
+
+def taps(defenses: Sequence[Defense], target: Target) -> list[tuple[str, ...]]:
+    """The layers that each of the defenses reads."""
+    return [defense.taps(target) for defense in defenses]
+
+
+def losses(defenses: Sequence[Defense], batch: Batch, taps: Sequence[tuple[str, ...]]) -> dict[str, Term]:
+    """All terms of the objective; cross-entropy unless a defense replaces it. Each defense sees the layers it asked for and no others."""
+    terms: dict[str, Term] = {}
+    if not replacing(defenses, "classification loss"):
+        terms["cross_entropy"] = Term(1.0, F.cross_entropy(batch.logits, batch.labels))
+    for defense, names in zip(defenses, taps, strict=True):
+        own = replace(batch, tapped={name: batch.tapped[name] for name in names})
+        for name, term in defense.losses(own).items():
             if name in terms:
                 raise ConfigError(f"{defense.name} adds a second loss term named {name}: each term needs a name of its own")
             terms[name] = term
@@ -50,3 +105,9 @@ def losses(defenses: Sequence[Defense], batch: Batch) -> dict[str, Term]:
 
 def settled(defenses: Sequence[Defense], moment: Moment) -> bool:
     return all(defense.settled(moment) for defense in defenses)
+
+
+def facts(defenses: Sequence[Defense], target: Target, size: Size) -> dict[str, dict[str, Any]]:
+    """What each defense has to tell about the finished target, by name; nothing from those that have nothing to tell."""
+    told = {defense.name: defense.facts(target, size) for defense in defenses}
+    return {name: values for name, values in told.items() if values}

@@ -3,7 +3,7 @@
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from frostglass.experiments.store import Step, Store
 from frostglass.models.checkpoint import load_weights
 from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime import seeded
-from frostglass.training import Training, check_strength, untrained
+from frostglass.training import Training, check_training, first_stage, untrained
 from frostglass.types import Shape
 
 
@@ -30,6 +30,7 @@ class _Stub:
 
     key: str
     classes: tuple[str, ...] = ()
+    info: Mapping[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
     saw: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     @property
@@ -45,11 +46,11 @@ class _Plan(Store):
 
     def __init__(self, store: Store):
         super().__init__(store.root)
-        self.asked: dict[str, tuple[Step, Any, bool]] = {}
+        self.asked: dict[str, tuple[Step, Any, tuple[Any, ...], bool]] = {}
 
     def step(self, step: Step, config: Any, *inputs: Any, seed: int) -> Any:
         key = self.key(step, config, *inputs, seed=seed)
-        self.asked.setdefault(key, (step, config, self.has(step, config, *inputs, seed=seed)))
+        self.asked.setdefault(key, (step, config, inputs, self.has(step, config, *inputs, seed=seed)))
         return _Stub(key)
 
 
@@ -93,10 +94,15 @@ def _attempts(exp: Experiment, classes: int) -> Iterator[tuple[str, Callable[...
 
 
 def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape) -> None:
-    check_strength(config, defenses)
-    module = untrained(config, tuple(map(str, range(classes))), shape, defenses, seed=0).module
+    """Build the network of each stage, the last one first, and fill it with the weights it begins from or is given."""
+    first = first_stage(config, defenses)
+    names = tuple(map(str, range(classes)))
+    target = untrained(config, names, shape, defenses, seed=0, start=None if first else config.starting_file)
+    check_training(config, target, defenses)
     if config.weights:
-        load_weights(module, config.weights)
+        load_weights(target.module, config.weights)
+    if first:
+        _try_classifier(first.config, first.defenses, classes, shape)
 
 
 def _try_prior(method: Any, shape: Shape) -> None:
@@ -113,10 +119,10 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
     for label, exp in chosen:
         plan = _Plan(store)
         produce(exp, plan)
-        for key, (step, config, done) in plan.asked.items():
+        for key, (step, config, inputs, done) in plan.asked.items():
             if key not in seen:
                 seen.add(key)
-                work, seconds = _work(step.name, config, exp, once)
+                work, seconds = _work(step.name, config, inputs, exp, once)
                 rows.append({"step": step.name, "label": label, "key": key, "work": work, "done": done, "seconds": seconds})
         pixels = max(pixels, sum(once(_counts, exp.data)[1:]) * math.prod(exp.data.image_shape))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # after one step of every network
@@ -124,7 +130,7 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
     return {"steps": rows, "seconds": sum(row["seconds"] for row in rows if not row["done"]), "memory_mib": memory}
 
 
-def _work(name: str, config: Any, exp: Experiment, once: _Once) -> tuple[str, float]:
+def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once: _Once) -> tuple[str, float]:
     identities, private, public = once(_counts, exp.data)
     shape: Shape = exp.data.image_shape
     people = min(exp.judging.identities or identities, identities)
@@ -133,7 +139,8 @@ def _work(name: str, config: Any, exp: Experiment, once: _Once) -> tuple[str, fl
     if name == "target":
         if config.weights:
             return "load weights", 1.0
-        images = int(private * (1 - exp.split.test - exp.split.validation)) * config.epochs
+        on_public = "public" in inputs[2:3]  # a first stage
+        images = int(0.8 * public if on_public else private * (1 - exp.split.test - exp.split.validation)) * config.epochs
         return f"{config.model}: {config.epochs} epochs, {images:,} images", images * once(_training_seconds, config, identities, shape)
     if name == "prior" and hasattr(config, "networks"):
         images = config.steps * config.batch * config.critic_steps

@@ -85,6 +85,7 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "attack": {"name": exp.attack.name, **asdict(exp.attack)},  # type: ignore[call-overload]
         "prior": dict(audit.prior.info),
         "target": _target(audit.target),
+        "training": _training(audit),
         "split": audit.split.key,
         "evaluators": [_target(evaluator) for evaluator in audit.evaluators],
         "scores": _scores(audit.rows),
@@ -102,6 +103,22 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
 def _target(target: Any) -> dict[str, Any]:
     facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
     return {name: target.info[name] for name in facts} | {"key": target.key}
+
+
+def _training(audit: Audit) -> dict[str, Any]:
+    """The recipe of the target, what its defenses tell of it, and how long it took beside the undefended one."""
+    info, plain = audit.target.info, audit.undefended
+    recipe = {**asdict(audit.experiment.target), "seed": audit.experiment.seed}  # type: ignore[call-overload]
+    seconds = None if audit.experiment.target.weights else info["seconds"]
+    return {
+        "recipe": recipe,
+        "trainable": info.get("trainable"),
+        "facts": info.get("facts", {}),
+        "first_stage": info.get("first_stage"),
+        "seconds": seconds,
+        "first_stage_seconds": info.get("stage_seconds"),
+        "times_undefended": seconds / plain.info["seconds"] if seconds and plain and plain.info["seconds"] else None,
+    }
 
 
 def _scores(rows: Rows) -> dict[str, Any]:

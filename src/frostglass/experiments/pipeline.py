@@ -10,7 +10,7 @@ import torch
 
 from frostglass.attacks.base import Attack, invert, prior_only
 from frostglass.data.base import Dataset
-from frostglass.data.splits import load_split, make_split, save_split
+from frostglass.data.splits import load_split, make_split, public_people, save_split
 from frostglass.defenses.base import Defense, defenses
 from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, Fractions
@@ -21,13 +21,16 @@ from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
 from frostglass.runtime import default_device, seed_for, under_prefix, with_prefix
-from frostglass.training import Training, train_target, untrained
+from frostglass.training import Training, first_stage, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What one experiment found: the trained target, the reconstructions, their scores and the controls."""
+    """What one experiment found: the trained target, the reconstructions, their scores and the controls.
+
+    `undefended` is the model of the positive control, trained by the same recipe.
+    """
 
     experiment: Experiment
     split: Split
@@ -38,10 +41,11 @@ class Audit:
     rows: Rows
     prior_rows: Rows
     controls: Controls
+    undefended: Target | None = None
 
 
 class Products(NamedTuple):
-    """What the steps of one experiment made; `control` is (rows, prior-only rows) of the positive control."""
+    """What the steps of one experiment made; `control` is (rows, prior-only rows) of the positive control, `undefended` its model."""
 
     split: Split
     evaluators: tuple[Target, ...]
@@ -51,6 +55,7 @@ class Products(NamedTuple):
     rows: Rows
     prior_rows: Rows
     control: tuple[Rows, Rows] | None
+    undefended: Target | None
 
 
 def run(experiment: Experiment, store: Store) -> Audit:
@@ -59,7 +64,9 @@ def run(experiment: Experiment, store: Store) -> Audit:
     controls = judge(
         made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators
     )
-    return Audit(experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls)
+    return Audit(
+        experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls, made.undefended
+    )
 
 
 def produce(exp: Experiment, store: Store) -> Products:
@@ -70,17 +77,24 @@ def produce(exp: Experiment, store: Store) -> Products:
     seed = exp.seed
     split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=seed)
     evaluators = tuple(
-        store.step(TARGET, config, split, (), fingerprint(config), seed=seed_for(seed, "evaluator", number))
-        for number, config in enumerate(exp.evaluators)
+        _classifier(store, config, split, (), seed=seed_for(seed, "evaluator", number)) for number, config in enumerate(exp.evaluators)
     )
-    target = store.step(TARGET, exp.target, split, exp.defenses, fingerprint(exp.target), seed=seed)
+    target = _classifier(store, exp.target, split, exp.defenses, seed=seed)
     prior, found, rows, prior_rows = _attack(exp, store, split, evaluators, target)
-    control = None
+    control = undefended = None
     if exp.judging.positive_control:
-        undefended = replace(exp.target, weights=None)
-        known_leaky = store.step(TARGET, undefended, split, (), fingerprint(undefended), seed=seed)
-        control = _attack(exp, store, split, evaluators, known_leaky)[2:]
-    return Products(split, evaluators, target, prior, found, rows, prior_rows, control)
+        undefended = _classifier(store, replace(exp.target, weights=None), split, (), seed=seed)
+        control = _attack(exp, store, split, evaluators, undefended)[2:]
+    return Products(split, evaluators, target, prior, found, rows, prior_rows, control, undefended)
+
+
+def _classifier(store: Store, config: Training, split: Split, defenses: Sequence[Defense], *, seed: int, data: str = "private") -> Target:
+    """A trained classifier, after the stages that come before it; grids share those they have in common."""
+    start = None
+    if first := first_stage(config, defenses):
+        start = _classifier(store, first.config, split, first.defenses, seed=seed_for(seed, "stage"), data=first.data)
+    target = store.step(TARGET, config, split, defenses, data, fingerprint(config), start, seed=seed)
+    return target if start is None else replace(target, info={**target.info, "stage_seconds": start.info["seconds"]})
 
 
 def _attack(
@@ -118,8 +132,11 @@ def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: W
     return make_split(dataset, test_fraction=fractions.test, validation_fraction=fractions.validation, seed=seed)
 
 
-def _train(config: Training, split: Split, chosen: Sequence[Defense], _: str, *, seed: int, work: Work) -> Target:
-    target = train_target(config, split, chosen, seed=seed, work=work)
+def _train(
+    config: Training, split: Split, chosen: Sequence[Defense], data: str, _: str, start: Target | None, *, seed: int, work: Work
+) -> Target:
+    people = public_people(split.public, seed=seed) if data == "public" else split
+    target = train_target(config, people, chosen, start=start, seed=seed, work=work)
     changes = [{"name": defense.name, **asdict(defense)} for defense in chosen]  # type: ignore[call-overload]
     recipe = {"training": asdict(config), "defenses": changes, "seed": seed}  # type: ignore[call-overload]
     return replace(target, info={**target.info, "build": recipe})
@@ -135,7 +152,7 @@ def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
 def _load_target(folder: Path) -> Target:
     target = load_target(folder, _rebuild)
     target.module.to(default_device())
-    return target
+    return replace(target, info={**target.info, "seconds": read_json(folder / "timing.json")["seconds"]})
 
 
 def _load_prior(folder: Path) -> Prior:
@@ -190,7 +207,7 @@ def _load_rows(folder: Path) -> Rows:
 
 
 SPLIT = Step("split", 1, _split, save_split, load_split)
-TARGET = Step("target", 1, _train, save_target, _load_target)
+TARGET = Step("target", 2, _train, save_target, _load_target, facts=lambda target: target.info.get("facts", {}))
 PRIOR = Step("prior", 1, _make_prior, save_prior, _load_prior)
 ATTACK = Step("attack", 2, _invert, _save_found, _load_found)
 PRIOR_ONLY = Step("prior_only", 1, _prior_only, _save_found, _load_found)

@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -21,16 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy
 import torch
-from pydantic import BaseModel
 
 from frostglass.errors import FrostglassError, StoreError
+from frostglass.experiments.keys import digest, plain
 from frostglass.experiments.lease import Lease, LeaseLost, owner_of
 from frostglass.files import (
     TAKEN,
@@ -61,7 +59,8 @@ class Step(Generic[T]):
     """One kind of work. Raise `version` when its code changes its result: results of older versions are then made anew.
 
     `make(config, *inputs, seed=..., work=...)` computes the product, `save` writes it into a folder as `*.safetensors` and `*.json`, and
-    `load` reads it from there. Whatever differs between two runs, such as seconds, must not be in what `save` writes.
+    `load` reads it from there. Whatever differs between two runs, such as seconds, must not be in what `save` writes. `facts` are what a
+    reader of the manifest should learn about the product.
     """
 
     name: str
@@ -69,6 +68,7 @@ class Step(Generic[T]):
     make: Callable[..., T]
     save: Callable[[T, Path], None]
     load: Callable[[Path], T]
+    facts: Callable[[T], Mapping[str, Any]] = lambda _: {}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Store:
 
     def _task(self, step: Step[T], config: Any, inputs: tuple[Any, ...], seed: int) -> _Task[T]:
         identity = _identity(step, config, inputs, seed)
-        return _Task(step, config, inputs, seed, identity, _digest(identity), self.root / step.name)
+        return _Task(step, config, inputs, seed, identity, digest(identity), self.root / step.name)
 
     def _obtain(self, task: _Task[Any]) -> bool:
         """See to it that the result is on disk; True when this call made it."""
@@ -205,7 +205,9 @@ class Store:
             files = _fingerprints(result)
             if taken := {MANIFEST, TIMING} & set(files):
                 raise StoreError(f"step {step.name!r} saved a file named {min(taken)}, which the store writes itself: choose another name")
-            write_json(result / MANIFEST, {"key": task.key, **task.identity, **surroundings, "files": files})
+            write_json(
+                result / MANIFEST, {"key": task.key, **task.identity, **surroundings, "facts": dict(step.facts(product)), "files": files}
+            )
             write_json(result / TIMING, {**spent(), "finished": datetime.now(UTC).isoformat(timespec="seconds")})
             sync_tree(result)
             lease.check()
@@ -300,60 +302,10 @@ def _identity(step: Step[Any], config: Any, inputs: tuple[Any, ...], seed: int) 
     return {
         "step": step.name,
         "version": step.version,
-        "config": _plain(config, f"{step.name} config", products=False),
-        "inputs": [_plain(value, f"{step.name} input {place}", products=True) for place, value in enumerate(inputs)],
-        "seed": _plain(seed, f"{step.name} seed", products=False),
+        "config": plain(config, f"{step.name} config", products=False),
+        "inputs": [plain(value, f"{step.name} input {place}", products=True) for place, value in enumerate(inputs)],
+        "seed": plain(seed, f"{step.name} seed", products=False),
     }
-
-
-def _digest(identity: dict[str, Any]) -> str:
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _plain(value: Any, where: str, products: bool) -> Any:
-    """A value as plain JSON. With `products`, whatever carries a key stands for itself by that key."""
-    if isinstance(value, Enum):
-        return _plain(value.value, where, products)
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise StoreError(f"{where} is NaN, which equals nothing and so cannot be part of a key: give a number")
-        return float(value) if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, PurePath):
-        return value.as_posix()
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{place}]", products) for place, item in enumerate(value)]
-    if isinstance(value, set | frozenset):
-        return sorted((_plain(item, where, products) for item in value), key=json.dumps)
-    if isinstance(value, Mapping):
-        if odd := [name for name in value if not isinstance(name, str)]:
-            raise StoreError(f"{where} has a key {odd[0]!r} that is not text: only text can be a key in JSON")
-        return {name: _plain(item, f"{where}.{name}", products) for name, item in value.items()}
-    if products and hasattr(value, "key"):
-        return _product_key(value, where)
-    if isinstance(value, BaseModel):
-        fields = {name: getattr(value, name) for name in type(value).model_fields} | (value.model_extra or {})
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    else:
-        raise StoreError(f"{where} is a {type(value).__qualname__}, which is neither plain nor a product with a key: pass a step's product")
-    # The class is part of what was asked for: two methods with equal fields are two methods.
-    name = getattr(type(value), "name", None)
-    kind = name if isinstance(name, str) and "name" not in fields else type(value).__name__
-    return {kind: {name: _plain(item, f"{where}.{name}", products) for name, item in fields.items()}}
-
-
-def _product_key(product: Any, where: str) -> str:
-    """The key of a product; a view of a target without one has a key that starts with a colon."""
-    if not isinstance(product.key, str) or not product.key or product.key.startswith(":"):
-        raise StoreError(
-            f"{where} is a {type(product).__qualname__} without a key, which could be taken for any other: pass what store.step returned"
-        )
-    return product.key
 
 
 def _with_key(product: T, key: str) -> T:

@@ -1,0 +1,198 @@
+"""Transfer learning as a defense: private pictures may change only the last layers."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from frostglass.checks import parameters
+from frostglass.defenses.base import Defense, Part, Size, Stage, defenses
+from frostglass.defenses.heads import head_block
+from frostglass.errors import ConfigError
+from frostglass.models.depth import groups, inside, leaves, weights_by_leaf
+from frostglass.models.taps import check_layers
+from frostglass.runtime import capture, device_of, frozen, generator_for
+from frostglass.types import Images, Target
+
+PROBE_PICTURES, FISHER_PICTURES = 2000, 64  # to fit the linear probe, and to take gradients of it
+
+
+@defenses.register
+@parameters
+class Transfer(Defense):
+    """Transfer learning: the first layers come from public pictures and stay as they are, so only the last ones can remember private people.
+
+    Stage 1 trains the whole network on public people (or takes `target.start`); stage 2 gives it a new head, freezes the layers before the
+    boundary and trains the rest on private pictures. The boundary is the one knob.
+
+    Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help?, CVPR 2024, arXiv 2405.05588.
+    Differs: the published code freezes up to and including the given index, leaves the stem of IR networks trainable by a slip (1,920
+        weights) and gives the index 0 two meanings; here the boundary is named in one of the papers' own terms and the stem is frozen too.
+        Running statistics of frozen batch norms go on absorbing private pictures in both published code bases (`frozen_norm = "update"`);
+        "strict" stops that. `boundary = "fisher"` is an addition after the paper's analysis of layers.
+
+    Args:
+        pretrain: "public" trains on the public people first; "start" begins from `target.start`, or from random weights if there is none
+            (published for ResNet-34).
+        epochs: of the training on public people; as many as the target's by default.
+        boundary: "ratio", "parameters", "layer" or "fisher"; "none" freezes nothing, which is plain fine-tuning.
+        ratio: share of all leaf modules, in order of registration from the input, that is frozen (CALoR's convention; published 0.5 to 0.7).
+        parameters: how many weights stay trainable, |θ_C| (the TL paper's convention, such as 13.9e6); the nearest boundary between two
+            convolutions is taken.
+        layer: the last frozen layer, by name.
+        information: with "fisher", freeze as many first layers as leave at least this share of the Fisher information about private people
+            in trainable ones. It is measured on 64 training pictures, through a linear probe on the network training begins from.
+        frozen_norm: "update" or "strict".
+    """
+
+    pretrain: Literal["public", "start"] = "public"
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    boundary: Literal["ratio", "parameters", "layer", "fisher", "none"] = "ratio"
+    ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    parameters: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    layer: str | None = None
+    information: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    frozen_norm: Literal["update", "strict"] = "update"
+
+    off = {"pretrain": "start", "boundary": "none"}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "layer"):
+            if (self.boundary == name) != (getattr(self, name) is not None):
+                raise ValueError(f'boundary = "{name}" and {name} go together: give both or neither, got boundary = "{self.boundary}"')
+
+    def replaces(self) -> frozenset[Part]:
+        return frozenset({"starting weights"}) if self.pretrain == "public" else frozenset()
+
+    def beside_gradients(self) -> str | None:
+        return "chooses its boundary by private pictures" if self.boundary == "fisher" else None
+
+    def stage(self) -> Stage | None:
+        return Stage("public", {"epochs": self.epochs} if self.epochs else {}) if self.pretrain == "public" else None
+
+    def prepare(self, target: Target, *, seed: int) -> Target:
+        if self.boundary not in ("none", "fisher"):
+            self._freeze(target, self._first_layers(target))
+        return target
+
+    def begin(self, target: Target, images: Images, *, seed: int) -> None:
+        if self.boundary == "fisher":
+            chain = groups(target.module, target.image_shape, head_block(target))
+            self._freeze(target, _flat(chain[: _boundary(fisher(target, images, chain, seed=seed), self.information)]))
+
+    def modes(self, target: Target) -> None:
+        if self.frozen_norm == "strict":
+            for norm in _frozen_norms(target.module):
+                norm.eval()
+
+    def facts(self, target: Target, size: Size) -> dict[str, Any]:
+        if self.boundary == "none":
+            return {}
+        still = [name for name in leaves(target.module) if _is_frozen(target.module.get_submodule(name))]
+        trainable, total = _counts(target.module)
+        return {"last_frozen_layer": still[-1], "trainable": trainable, "frozen": total - trainable}
+
+    def _first_layers(self, target: Target) -> list[str]:
+        block = head_block(target)
+        if self.boundary == "ratio":
+            every = [*(name for name in leaves(target.module) if not inside(name, block)), block]  # a replaced head counts as one
+            return every[: sum(place < self.ratio * len(every) for place in range(len(every)))]
+        chain = groups(target.module, target.image_shape, block)
+        if self.boundary == "parameters":
+            return _flat(chain[: _nearest(target, chain, self.parameters or 0.0)])
+        assert self.layer is not None
+        check_layers(target.module, target.image_shape, taps=(self.layer,))
+        run = _flat(chain)
+        last = max((place for place, name in enumerate(run) if inside(name, self.layer)), default=len(run) - 1)
+        covers_head = inside(block, self.layer) or inside(self.layer, block)
+        return [*run[: last + 1], *([block] if covers_head else [])]
+
+    def _freeze(self, target: Target, names: list[str]) -> None:
+        block = head_block(target)
+        chosen = _weights(target.module, names)
+        asked = f'boundary = "{self.boundary}" with {self.boundary} = {getattr(self, self.boundary, self.information)}'
+        if any(inside(name, block) or inside(block, name) for name in names):
+            raise ConfigError(f"transfer: {asked} freezes everything, also the head {block!r}: move the boundary towards the input")
+        if not any(weight.requires_grad for weight in chosen):
+            raise ConfigError(f'transfer: {asked} freezes nothing: move the boundary towards the head, or set boundary = "none"')
+        for weight in chosen:
+            weight.requires_grad_(False)
+
+
+def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed: int) -> Tensor:
+    """The empirical Fisher information about the private labels in each group's weights: E[(∂ ln p(y|x) / ∂θ)²], summed over the weights.
+
+    The labels are read from the features by a ridge regression fitted in closed form, because the network's own head is still untrained.
+    """
+    device = device_of(target.module)
+    order = torch.randperm(len(images), generator=generator_for(seed, "transfer", "fisher"))
+
+    def features(index: Tensor) -> Tensor:
+        with capture(target.module, (head_block(target),), inputs=True) as seen:
+            target.module(images.floats(index).to(device))
+        return next(iter(seen.values())).flatten(1)
+
+    with frozen(target.module):
+        with torch.no_grad():
+            known = torch.cat([features(index) for index in order[:PROBE_PICTURES].split(100)])
+        centre = known.mean(0)
+        answers = F.one_hot(images.labels[order[:PROBE_PICTURES]], len(target.classes)).to(known)
+        gram = (known - centre).T @ (known - centre) / len(known)
+        ridge = gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram), device=device)
+        probe = torch.linalg.solve(ridge, (known - centre).T @ (answers - answers.mean(0)) / len(known))
+        weights = [_weights(target.module, group) for group in chain]
+        for weight in _flat(weights):
+            weight.requires_grad_()
+        total = torch.zeros(len(chain))
+        for row in order[:FISHER_PICTURES]:
+            score = ((features(row[None]) - centre) @ probe).log_softmax(1)[0, images.labels[row]]
+            slopes = iter(torch.autograd.grad(score, _flat(weights), allow_unused=True))
+            total += torch.stack(
+                [sum((g.square().sum().cpu() for _ in group if (g := next(slopes)) is not None), torch.zeros(())) for group in weights]
+            )
+    return total / min(FISHER_PICTURES, len(images))
+
+
+def _boundary(information: Tensor, share: float) -> int:
+    """How many first groups can be frozen while the rest holds at least this share of the whole."""
+    left = information.sum() - torch.cat([torch.zeros(1), information.cumsum(0)])
+    return int((left >= share * information.sum()).nonzero().max())
+
+
+def _nearest(target: Target, chain: list[tuple[str, ...]], wanted: float) -> int:
+    """After how many groups the number of trainable weights is nearest to the wanted one."""
+    fixed = accumulate((sum(w.numel() for w in _weights(target.module, group) if w.requires_grad) for group in chain), initial=0)
+    left = [_counts(target.module)[0] - gone for gone in fixed]
+    if wanted < left[-1]:
+        raise ConfigError(
+            f"transfer: parameters = {wanted:,.0f} freezes everything: {left[-1]:,} weights are behind the last layer that can be frozen; give as many or more"
+        )
+    return min(range(len(left)), key=lambda place: abs(left[place] - wanted))
+
+
+def _weights(module: nn.Module, names: Sequence[str]) -> list[nn.Parameter]:
+    owned = weights_by_leaf(module)
+    return [weight for name in names for weight in owned.get(name, [])]
+
+
+def _counts(module: nn.Module) -> tuple[int, int]:
+    """Trainable weights and all weights."""
+    sizes = [(weight.requires_grad, weight.numel()) for weight in module.parameters()]
+    return sum(size for learns, size in sizes if learns), sum(size for _, size in sizes)
+
+
+def _is_frozen(part: nn.Module) -> bool:
+    own = list(part.parameters(recurse=False))
+    return bool(own) and not any(weight.requires_grad for weight in own)
+
+
+def _frozen_norms(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and _is_frozen(part)]
+
+
+def _flat(lists: Any) -> list[Any]:
+    return [item for one in lists for item in one]
