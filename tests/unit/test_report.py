@@ -25,8 +25,12 @@ from frostglass.experiments.grid import Run, write_run
 from frostglass.experiments.pipeline import Audit
 from frostglass.metrics.base import Rows
 from frostglass.report import build
+from frostglass.report.arrange import Study, group
 from frostglass.report.build import build_report
 from frostglass.report.charts import Mark, number, toml, track
+from frostglass.report.recipes import fact_words, training_caption, training_notes, training_rows, words
+from frostglass.report.runs import read_run
+from frostglass.report.tradeoff import MARKS, tradeoff
 from frostglass.types import Images, Reconstructions, Split, Target
 
 CALOR = [{"name": "calor", "rank": 3}]
@@ -65,7 +69,8 @@ def make_run(
     """A run folder, written by the code that writes real ones, of audits that went as told.
 
     Each audit may tell `defenses`, `hits` (pictures each judge recognises), `accuracy`, `loss`, `success`, `guesses`, `control` (pictures
-    each judge recognises in the positive control, or None for no control), `model`, `seed`, `far` (manifold ratio) and `pictures`.
+    each judge recognises in the positive control, or None for no control), `model`, `seed`, `far` (manifold ratio), `pictures`, `recipe`
+    (settings of the training), `seconds` (of the training; the undefended one takes 60) and `info` (what else is known of the target).
     """
     names, total = tuple(names) or tuple(f"person {place}" for place in range(people)), people * candidates
     random = torch.Generator().manual_seed(1)
@@ -74,9 +79,9 @@ def make_run(
     pictures = Images(private, torch.arange(people), names, tuple(names))
     split = Split(pictures, pictures, pictures, pictures, {"parts": {"train": {"pictures": people, "sha256": "5e" * 32}}}, key="split")
 
-    def network(model: str, accuracy: float, key: str) -> Target:
-        info = {"model": model, "parameters": 12345, "accuracy": {"test": accuracy}, "selected_epoch": 3, "history": []}
-        return Target(nn.Identity(), names, (3, size, size), "head", info=info, key=key)
+    def network(model: str, accuracy: float, key: str, **more: Any) -> Target:
+        info = {"model": model, "parameters": 12345, "accuracy": {"test": accuracy}, "selected_epoch": 3, "history": [], "seconds": 60.0}
+        return Target(nn.Identity(), names, (3, size, size), "head", info=info | more, key=key)
 
     evaluators = tuple(network("resnet", accuracy, f"judge{place}:{accuracy}") for place, accuracy in enumerate(judges))
     made = []
@@ -88,12 +93,16 @@ def make_run(
         rows = replace(rows, columns={**rows.columns, "manifold": rows.columns["manifold"] * told.get("far", 1.0)}, key=f"{name}{place}")
         shown = told.get("pictures", torch.rand((people, candidates, 3, size, size), generator=random))
         found = Reconstructions(shown, torch.arange(people), torch.zeros(people), torch.zeros(people), 31_200, 75.5, f"attack{place}")
-        chosen = {"name": name, "seed": told.get("seed", 0), "defenses": told.get("defenses", [])}
+        model = told.get("model", "cnn")
+        recipe = {"model": model, **told.get("recipe", {})}
+        chosen = {"name": name, "seed": told.get("seed", 0), "defenses": told.get("defenses", []), "target": recipe}
         experiment = Experiment.parse(chosen | {"attack": {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1}})
-        target = network(told.get("model", "cnn"), told.get("accuracy", 0.982), f"target{place}")
+        learned = {"trainable": 12345, "seconds": told.get("seconds", 60.0), **told.get("info", {})}
+        target = network(model, told.get("accuracy", 0.982), f"target{place}", **learned)
+        undefended = None if control is None else network(model, 0.982, "undefended")
         prior: Any = SimpleNamespace(info={"method": {"name": "wgan"}}, key="prior")
         controls = judge(rows, blind, against, margin=0.2, target=target, evaluators=evaluators)
-        made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls))
+        made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls, undefended))
     labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
     return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
 
@@ -208,7 +217,7 @@ def test_up_to_three_defended_models_are_listed(tmp_path):
     first, second, third = change.split("; CALoR (rank=5)")[0], change, change.rsplit("; ", 1)[1]
     assert first.startswith("CALoR (rank=3) lowers this to 35 %")
     assert "; CALoR (rank=5) does not clearly lower it: 95 %" in second
-    assert third.startswith("label smoothing lowers this to 35 %")
+    assert third.startswith("LS lowers this to 35 %")
 
 
 def test_more_defended_models_are_a_range_and_failures_are_named(tmp_path):
@@ -254,7 +263,7 @@ def test_defended_alone_leans_on_the_positive_control(tmp_path):
 
 
 def test_a_model_brought_as_weights_is_not_called_undefended(tmp_path):
-    run = make_run(tmp_path / "run", [BROKEN], settings={"name": "mine", "target": {"weights": "w.safetensors"}})
+    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"weights": "w.safetensors"}}])
     page = Page(build_report([run], tmp_path / "report.html"))
     assert page.sentences[0].startswith("From the given model, an attacker")
     assert page.sentences[1] == "The same attack on an undefended model scores 95 points above guessing (at least 85), so it works there."
@@ -285,7 +294,7 @@ def test_a_vacuous_model_is_named_beside_sound_ones(tmp_path):
     assert first.startswith("For CALoR this audit is VACUOUS: the attack fails")
     assert second == "A low number means a weak attack here, not a safe model."
     assert leak.startswith("From the undefended model")
-    assert change.startswith("Label smoothing lowers this to 35 %")
+    assert change.startswith("LS lowers this to 35 %")
     assert "CALoR" not in leak + change
 
 
@@ -465,6 +474,376 @@ def test_equal_labels_are_told_apart(tmp_path):
     assert [row[2].split(" %")[0] for row in page.tables["Scores of each audit"][1:]] == ["100", "40", "15"]
 
 
+# Training
+
+BIDO = [{"name": "bido"}]
+STAGE = {"data": "public", "epochs": 12, "classes": 200, "accuracy": {"train": 1.0, "validation": 0.95, "test": 0.934}}
+TRANSFER = {
+    **DEFENDED, "defenses": [{"name": "transfer"}], "seconds": 90.0,
+    "info": {
+        "trainable": 345, "first_stage": STAGE, "stage_seconds": 240.0,
+        "facts": {"transfer": {"last_frozen_layer": "features.6", "trainable": 345, "frozen": 12000}},
+    },
+}  # fmt: skip
+
+
+def study(folder: Path, audits: Sequence[dict[str, Any]], **how: Any) -> Study:
+    (found,) = group([read_run(make_run(folder / "run", audits, **how))])
+    return found
+
+
+def bido(**settings: Any) -> dict[str, Any]:
+    return {**DEFENDED, "defenses": [{"name": "bido", **settings}]}
+
+
+def test_models_of_one_recipe_are_said_to_be_alike(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, {**DEFENDED, "seed": 1}])
+    out = build_report([run], tmp_path / "report.html")
+    page = Page(out)
+    assert "not trained alike" not in page.text
+    assert "first training" not in page.text
+    assert (
+        "All models were trained by one recipe: model cnn, epochs 20, batch 64, optimizer adamw, lr 0.001, weight decay 0.0001, "
+        "schedule cosine, flip yes, keep best." in page.text
+    )
+    assert json.loads(out.with_suffix(".json").read_text())["answers"][0]["notes"] == []
+    assert "own recipe" not in page.tables["Training of each model"][0]
+
+
+def test_models_of_different_recipes_are_named_with_what_differs(tmp_path):
+    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"lr": 0.01}}, bido(), {**DEFENDED, "recipe": {"lr": 0.01}}])
+    out = build_report([run], tmp_path / "report.html")
+    page = Page(out)
+    said = "The models were not trained alike: lr is 0.01 for undefended and CALoR and 0.001 for BiDO; part of a difference may come from that."
+    assert said in page.text
+    assert json.loads(out.with_suffix(".json").read_text())["answers"][0]["notes"] == [said]
+    place = [tag for tag, _ in page.tags].index("ol")
+    assert "li" in [tag for tag, _ in page.tags[place:]]
+    assert "trained by one recipe" not in page.text
+    assert "In common: model cnn, epochs 20, batch 64, optimizer adamw, weight decay 0.0001" in page.text
+    head, *rows = page.tables["Training of each model"]
+    assert head[-1] == "own recipe"
+    assert [row[-1] for row in rows] == ["lr 0.01", "lr 0.001", "lr 0.01"]
+
+
+def test_settings_that_separate_the_same_models_are_said_together(tmp_path):
+    slow = {"optimizer": "sgd", "epochs": 40, "start": "begin.safetensors", "shift": 2}
+    found = study(tmp_path, [{**BROKEN, "recipe": {"shift": 2}}, {**bido(), "recipe": slow}, DEFENDED])
+    assert training_notes(found) == [
+        "The models were not trained alike: "
+        "start none, epochs 20 and optimizer adamw for undefended and CALoR, but start begin.safetensors, epochs 40 and optimizer sgd for BiDO; "
+        "shift is 2 for undefended and BiDO and 0 for CALoR; part of a difference may come from that."
+    ]
+    # What only SGD uses is no difference to a model that does not use it, and nothing they share.
+    assert [row.own for row in training_rows(found)[1:]] == [
+        "start begin.safetensors, epochs 40, optimizer sgd, momentum 0.9, nesterov yes, shift 2",
+        "start none, epochs 20, optimizer adamw, shift 0",
+    ]
+    assert "momentum" not in training_notes(found)[0] + training_caption(found)
+    backwards = study(tmp_path / "backwards", [{**BROKEN, "recipe": slow}, DEFENDED])
+    assert "momentum" not in training_notes(backwards)[0] + training_caption(backwards)
+
+
+def test_settings_without_effect_are_no_difference(tmp_path):
+    idle = {"momentum": 0.5, "nesterov": False, "milestones": [0.5], "decay": 0.2}
+    found = study(tmp_path, [BROKEN, {**DEFENDED, "recipe": idle}])
+    assert training_notes(found) == []
+    used = [{**BROKEN, "recipe": {"optimizer": "sgd"}}, {**DEFENDED, "recipe": {"optimizer": "sgd", "momentum": 0.5}}]
+    assert training_notes(study(tmp_path / "used", used))[0].startswith(
+        "The models were not trained alike: momentum is 0.9 for undefended and 0.5 for CALoR;"
+    )
+
+
+def test_many_models_are_counted_and_not_listed(tmp_path):
+    ranks = [{**DEFENDED, "defenses": [{"name": "calor", "rank": rank}]} for rank in range(2, 9)]
+    strong = [{**bido(lambda_x=0.1 * place), "recipe": {"batch": 128, "lr": 0.00123456}} for place in range(1, 6)]
+    (note,) = training_notes(study(tmp_path, [BROKEN, *ranks, *strong]))
+    assert note == (
+        "The models were not trained alike: batch 128 and lr 0.00123456 for 5 BiDO models, but batch 64 and lr 0.001 for 8 other models; "
+        "part of a difference may come from that."
+    )
+
+
+def test_recipes_that_differ_make_models_that_differ(tmp_path):
+    """A grid over a setting of the training gives several undefended models, and each defense has its own to be compared with."""
+    pair = [BROKEN, {**DEFENDED, "accuracy": 0.981}]
+    audits = [
+        *pair,
+        *({**told, "recipe": {"epochs": 5}, "hits": hits, "accuracy": 0.9} for told, hits in zip(pair, [(18, 18), (17, 17)], strict=True)),
+    ]
+    found = study(tmp_path, audits)
+    assert [aim.name for aim in found.aims] == ["undefended (epochs=20)", "undefended (epochs=5)", "CALoR (epochs=20)", "CALoR (epochs=5)"]
+    change = Page(build_report([tmp_path / "run"], tmp_path / "report.html")).sentences[1]
+    assert "CALoR (epochs=5) does not clearly lower it: 85 %" in change
+    assert change.endswith("costs no accuracy on held-out pictures (90 → 90 %).")
+
+
+def test_more_training_is_said_apart(tmp_path):
+    found = study(tmp_path, [BROKEN, TRANSFER, DEFENDED])
+    assert training_notes(found) == [
+        "TL began from a first training (12 epochs on 200 public people) that the other models did not have: "
+        "part of a difference may come from more training."
+    ]
+    assert training_caption(found).startswith("All models were trained by one recipe: model cnn,")
+    private = {**TRANSFER, "info": {"first_stage": {**STAGE, "data": "private", "classes": 20}}}
+    assert "(12 epochs on the 20 private people)" in training_notes(study(tmp_path / "private", [BROKEN, private]))[0]
+    assert training_notes(study(tmp_path / "all", [{**told, "info": {"first_stage": STAGE}} for told in (BROKEN, DEFENDED)])) == []
+
+
+def test_training_times_stages_and_facts_are_shown(tmp_path):
+    noisy = {**DEFENDED, "defenses": [{"name": "dpsgd"}], "seconds": 9000.0, "control": None, "info": {"facts": {"dpsgd": {"steps": 940}}}}
+    run = make_run(tmp_path / "run", [BROKEN, TRANSFER, noisy, {**bido(), "seconds": 150.0}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.tables["Training of each model"] == [
+        ["model", "weights", "training time", "beside undefended", "epoch kept", "first stage", "what its defenses tell"],
+        ["undefended", "12 345", "60 s", "1.00 ×", "4 of 20", "–", "–"],
+        [
+            "TL", "12 345 345 trainable", "90 s", "1.50 ×", "4 of 20",
+            "12 epochs on 200 public people, right on 93.4 % of held-out pictures 4 min",
+            "TL last frozen layer features.6; trainable 345; frozen 12 000",
+        ],
+        ["DP-SGD", "12 345", "2.5 h", "–", "4 of 20", "–", "DP-SGD steps 940"],
+        ["BiDO", "12 345", "2.5 min", "2.50 ×", "4 of 20", "–", "–"],
+    ]  # fmt: skip
+
+
+def test_models_of_several_seeds_have_rows_of_their_own(tmp_path):
+    audits = [BROKEN, {**BROKEN, "seed": 1, "seconds": 30.0}, {**BROKEN, "seed": 1, "loss": "ce", "seconds": 30.0}, DEFENDED]
+    rows = training_rows(study(tmp_path, audits))
+    assert [(row.label, row.training.seconds) for row in rows] == [("undefended · seed=0", 60), ("undefended · seed=1", 30), ("CALoR", 60)]
+
+
+def test_nothing_is_claimed_of_a_training_that_was_not_seen(tmp_path):
+    brought = {"recipe": {"weights": "w.safetensors", "lr": 0.5}, "info": {"selected_epoch": None, "trainable": None}}
+    alone = study(tmp_path / "alone", [{**BROKEN, **brought}])
+    assert training_notes(alone) == []
+    assert training_caption(alone) == "The weights were brought, so how they were trained is not known."
+    found = study(tmp_path, [BROKEN, {**DEFENDED, **brought}, bido()])
+    assert training_notes(found) == ["How CALoR was trained is not known: the weights were brought."]
+    assert training_caption(found).startswith("All models but those whose weights were brought were trained by one recipe: ")
+    row = training_rows(found)[1]
+    assert (row.label, row.epoch, row.own, row.training.seconds, row.training.times_undefended) == ("CALoR", "–", "", None, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (
+            {"epsilon": 4.2345, "delta": 1e-5, "noise": 1.1, "sample_rate": 0.02134, "accountant": "rdp", "note": "not for inversion"},
+            "ε = 4.23 at δ = 1e−05; noise 1.1; sample rate 0.0213; accountant rdp; not for inversion",
+        ),
+        ({"epsilon": "Infinity", "delta": 1e-5}, "ε = ∞ at δ = 1e−05"),
+        ({"epsilon": None, "delta": 1e-5, "accountant": None, "note": "without noise there is no guarantee"}, "without noise there is no guarantee"),
+        ({"taps": ["block1", "block2"]}, "taps block1, block2"),
+        ({"frozen": 13_900_000, "strict": True, "kept": {"a": 1, "b": [2.5]}}, "frozen 13 900 000; strict yes; kept (a 1, b 2.5)"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_facts_in_words(facts, text):
+    assert plain(fact_words(facts)) == text
+
+
+def test_values_of_a_recipe_keep_their_digits():
+    assert (words(0.123456), words(0.123456, exact=True), words([0.1, -1e-5], exact=True)) == ("0.123", "0.123456", "0.1/−1e−05")
+    assert (words(None), words([]), words(False), words(0)) == ("none", "none", "no", "0")
+
+
+def test_defenses_are_titled_and_told_apart(tmp_path):
+    strengths = [("hsic_nocco", 0.05), ("hsic_nocco", 0.1), ("coco_frobenius", 5.0), ("coco_frobenius", 10.0)]
+    both = {**TRANSFER, "defenses": [{"name": "transfer"}, {"name": "bido"}]}
+    found = study(tmp_path, [BROKEN, *(bido(measure=measure, lambda_x=weight) for measure, weight in strengths), both])
+    assert [entry.label for entry in found.entries] == [
+        "undefended",
+        "BiDO · measure=hsic_nocco · lambda_x=0.05",
+        "BiDO · measure=hsic_nocco · lambda_x=0.1",
+        "BiDO · measure=coco_frobenius · lambda_x=5.0",
+        "BiDO · measure=coco_frobenius · lambda_x=10.0",
+        "TL + BiDO",
+    ]
+    layers = study(tmp_path / "layers", [bido(layers=["a", "b"]), bido(layers=["a", "c"]), bido()])
+    assert [aim.name for aim in layers.aims] == ["BiDO (layers=a/b)", "BiDO (layers=a/c)", "BiDO (layers=none)"]
+
+
+# Utility against leakage
+
+
+class Drawing(HTMLParser):
+    """What a plot draws: points with their places, classes and shapes; names with their boxes; lines by class."""
+
+    def __init__(self, drawn: str):
+        super().__init__()
+        self.points: list[dict[str, Any]] = []
+        self.names: list[dict[str, Any]] = []
+        self.lines: dict[str, list[dict[str, Any]]] = {}
+        self.title = ""
+        self._open: list[str] = []
+        self.feed(drawn)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        kind = (values.get("class") or "").split(" ")[0]
+        if kind == "point":
+            x, y = map(float, re.findall(r"[\d.]+", values["transform"]))
+            self.points.append({"x": x, "y": y, "class": values["class"], "title": "", "shape": ""})
+        elif kind == "name":
+            self.names.append({**values, "text": ""})
+        elif tag == "path" and not kind:
+            self.points[-1]["shape"] = values["d"]
+        elif kind:
+            self.lines.setdefault(kind, []).append(values)
+        self._open.append(tag if kind != "name" else "name")
+
+    def handle_endtag(self, tag):
+        self._open.pop()
+
+    def handle_data(self, data):
+        if self._open[-1] == "name":
+            self.names[-1]["text"] += data
+        elif self._open[-1] == "title" and self.points:
+            self.points[-1]["title"] += data
+        elif self._open[-1] == "title":
+            self.title += data
+
+    @property
+    def boxes(self) -> list[tuple[float, float, float, float]]:
+        """Left, top, right and bottom of the names, in letters of seven pixels."""
+        found = []
+        for name in self.names:
+            wide, x, y = 7 * len(name["text"]), float(name["x"]), float(name["y"])
+            left = x - {"start": 0, "middle": wide / 2, "end": wide}[name["text-anchor"]]
+            found.append((left, y - 10, left + wide, y))
+        return found
+
+
+def many(defenses: int = 8) -> list[dict[str, Any]]:
+    """An undefended model and eight defenses at three strengths, some of them close together."""
+    settings: list[list[dict[str, Any]]] = [
+        [{"name": "mid", "weight": weight} for weight in (0.003, 0.01, 0.02)],
+        [{"name": "bido", "measure": "hsic_nocco", "lambda_y": weight} for weight in (0.5, 1.0, 2.5)],
+        [{"name": "bido", "measure": "coco_frobenius", "lambda_x": weight} for weight in (5.0, 10.0, 15.0)],
+        [{"name": "label_smoothing", "alpha": alpha} for alpha in (-0.05, -0.1, -0.3)],
+        [{"name": "transfer", "ratio": ratio} for ratio in (0.5, 0.6, 0.7)],
+        [{"name": "calor", "rank": rank} for rank in (7, 5, 3)],
+        [{"name": "dpsgd", "noise": noise} for noise in (0.5, 1.0, 2.0)],
+        [{"name": "calor", "activation": "relu", "rank": rank} for rank in (7, 5, 3)],
+    ]
+    audits = [{**BROKEN, "accuracy": 0.96}]
+    for place, strengths in enumerate(settings[:defenses]):
+        for step, chosen in enumerate(strengths):
+            hits = 18 - 2 * place - step
+            audits.append({**BROKEN, "defenses": [chosen], "accuracy": 0.955 - 0.01 * step - 0.004 * place, "hits": (hits, hits)})
+    return audits
+
+
+def test_a_plot_has_a_point_for_each_model_where_its_numbers_are(tmp_path):
+    audits = [
+        {**BROKEN, "loss": "ce", "hits": (10, 10)},
+        BROKEN,
+        {**DEFENDED, "accuracy": 0.962},
+        {**bido(), "accuracy": 0.972, "hits": (0, 0), "guesses": 3},
+    ]
+    drawn = tradeoff(study(tmp_path, audits))
+    drawing = Drawing(drawn)
+    assert [(point["class"], plain(point["title"])) for point in drawing.points] == [
+        ("point c0", "undefended: right on 98.2 %, recognised 95 % (85–100 %)"),
+        ("point c1", "CALoR: right on 96.2 %, recognised 35 % (15–55.1 %)"),
+        ("point c2", "BiDO: right on 97.2 %, recognised 0 % (0–16.8 %)"),
+    ]
+    base, calor, last = drawing.points
+    # Half way between the two in accuracy, and 60 of 95 parts of the way down.
+    assert last["x"] == pytest.approx((base["x"] + calor["x"]) / 2, abs=0.11)
+    assert (calor["y"] - base["y"]) / (last["y"] - base["y"]) == pytest.approx(60 / 95, abs=0.002)
+    assert [float(re.findall(r"[\d.]+", line["d"])[0]) for line in drawing.lines["reach"]] == [p["x"] for p in drawing.points]
+    low, high = map(float, re.fullmatch(r"M[\d.]+ ([\d.]+)V([\d.]+)", drawing.lines["reach"][1]["d"]).groups())
+    assert high < calor["y"] < low
+    # Guessing reaches one of 20, three in another audit; thin lines cross at the undefended model.
+    guesses = [float(line["y1"]) for line in drawing.lines["guess"]]
+    assert (last["y"] - guesses[0]) / (last["y"] - base["y"]) == pytest.approx(5 / 95, abs=0.002)
+    assert (last["y"] - guesses[1]) / (last["y"] - base["y"]) == pytest.approx(15 / 95, abs=0.002)
+    assert len(guesses) == 2
+    assert "5–15 %" in plain(drawn)
+    (guide,) = drawing.lines["guide"]
+    assert f"M62 {base['y']:.1f}H" in guide["d"]
+    assert f"M{base['x']:.1f} 16V" in guide["d"]
+    assert plain(drawing.title).startswith(
+        "Accuracy on held-out pictures and share of people recognised, for 3 models. undefended: right on 98.2 %"
+    )
+    assert "route" not in drawing.lines
+
+
+def test_strengths_of_a_defense_are_joined_in_order_of_accuracy(tmp_path):
+    drawing = Drawing(tradeoff(study(tmp_path, many())))
+    assert len(drawing.points) == 25
+    assert [name["text"] for name in drawing.names] == [
+        "undefended", "MID", "BiDO hsic nocco", "BiDO coco frobenius", "LS", "TL", "CALoR tanh", "DP-SGD", "CALoR relu",
+    ]  # fmt: skip
+    routes = [[tuple(map(float, pair.split(","))) for pair in line["points"].split()] for line in drawing.lines["route"]]
+    assert [len(route) for route in routes] == [3] * 8
+    assert all(route == sorted(route) for route in routes)
+    assert {pair for route in routes for pair in route} == {(point["x"], point["y"]) for point in drawing.points[1:]}
+    looks = [(point["class"], point["shape"]) for point in drawing.points]
+    assert len(set(looks)) == 9
+    assert len({shape for _, shape in looks}) == 9
+    assert len({colour for colour, _ in looks}) == 9
+    assert len(set(MARKS)) == len(MARKS) == 11
+    assert len(drawing.lines["guess"]) == 1
+
+
+def test_names_on_a_plot_cover_neither_each_other_nor_points(tmp_path):
+    drawing = Drawing(tradeoff(study(tmp_path, many())))
+    boxes = drawing.boxes
+    marks = [(point["x"] - 5, point["y"] - 5, point["x"] + 5, point["y"] + 5) for point in drawing.points]
+
+    def overlap(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
+        return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
+
+    assert [(i, j) for i, one in enumerate(boxes) for j, two in enumerate(boxes) if i < j and overlap(one, two)] == []
+    assert [(i, j) for i, one in enumerate(boxes) for j, mark in enumerate(marks) if overlap(one, mark)] == []
+    assert all(left >= 62 and right <= 748 and top >= 0 and bottom <= 446 for left, top, right, bottom in boxes)
+
+
+def test_a_plot_is_zoomed_to_the_accuracies(tmp_path):
+    same = [{**BROKEN, "accuracy": 1.0}, {**DEFENDED, "accuracy": 1.0}, {**bido(), "accuracy": 1.0}]
+    ticks = re.compile(r'y="466" text-anchor="middle">([\d.]+)')
+    assert ticks.findall(tradeoff(study(tmp_path, same))) == ["99", "99.2", "99.4", "99.6", "99.8", "100"]
+    wide = [{**told, "accuracy": accuracy} for told, accuracy in zip(same, (0.95, 0.2, 0.6), strict=True)]
+    assert ticks.findall(tradeoff(study(tmp_path / "wide", wide))) == ["20", "30", "40", "50", "60", "70", "80", "90"]
+
+
+def test_vacuous_models_are_hollow_on_a_plot(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, {**DEFENDED, **FAILED}, bido()])
+    drawing = Drawing(tradeoff(group([read_run(run)])[0]))
+    assert [point["class"] for point in drawing.points] == ["point c0", "point c1 hollow", "point c2"]
+    assert drawing.points[1]["title"].startswith("CALoR (vacuous): ")
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert "Hollow points are vacuous and prove nothing." in page.text
+    void = make_run(tmp_path / "void", [FAILED, {**FAILED, "defenses": CALOR}, {**FAILED, "defenses": BIDO}])
+    page = Page(build_report([void], tmp_path / "void.html"))
+    assert "Right and low is best" not in page.text
+    assert "low points mean a weak attack, not a private model" in page.text
+
+
+def test_two_models_need_no_plot(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, DEFENDED])
+    assert tradeoff(group([read_run(run)])[0]) == ""
+    assert "Accuracy and leakage of each model" not in Page(build_report([run], tmp_path / "report.html")).tables
+    more = make_run(tmp_path / "more", [BROKEN, DEFENDED, bido()])
+    assert "Accuracy and leakage of each model" in Page(build_report([more], tmp_path / "more.html")).tables
+
+
+def test_a_plot_escapes_names_and_keeps_its_bytes(tmp_path):
+    evil = '<script>alert(1)</script>&"'
+    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"start": evil}}, BROKEN, bido(), {**DEFENDED, "recipe": {"start": evil}}])
+    first, second = (tradeoff(group([read_run(run)])[0]) for _ in range(2))
+    assert str(first) == str(second)
+    assert "<script" not in first
+    assert first.count("&lt;script&gt;") >= 2
+    assert Drawing(first).names[0]["text"].endswith(evil)
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert "script" not in [tag for tag, _ in page.tags]
+    assert evil in page.text
+
+
 # Several runs
 
 
@@ -530,6 +909,21 @@ def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
     assert not [picture for picture in pictures if picture in text]
 
 
+def test_redacting_spares_what_defenses_tell_and_hides_paths(tmp_path):
+    names = ["features.6", "public", "Cosine", "Anna Schmidt", *map(str, range(16))]
+    starts = {**TRANSFER, "recipe": {"start": "/data/Anna Schmidt/w.safetensors", "model": "cnn"}}
+    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"start": "public"}}, starts], names=names)
+    out = build_report([run], tmp_path / "report.html", redact=True)
+    page, loaded = Page(out), json.loads(out.with_suffix(".json").read_text())
+    first, second = (audit["training"] for audit in loaded["runs"][0]["audits"])
+    assert second["facts"] == {"transfer": {"last_frozen_layer": "features.6", "trainable": 345, "frozen": 12000}}
+    assert second["first_stage"] == STAGE
+    assert (first["recipe"]["start"], first["recipe"]["schedule"]) == ("public", "cosine")
+    assert second["recipe"]["start"] == "/data/person D/w.safetensors"
+    assert "start is public for undefended and /data/person D/w.safetensors for TL" in page.text
+    assert "Anna Schmidt" not in out.read_text() + out.with_suffix(".json").read_text()
+
+
 # Bad input
 
 
@@ -579,6 +973,10 @@ def broken_run(folder: Path, what: str) -> Path:
             del audit["scores"]["top1_2"]
         case "no controls":
             audit["controls"]["control_lift"] = {}
+        case "no training":
+            del audit["training"]
+        case "endless training":
+            audit["training"]["seconds"] = float("inf")
         case "no audits":
             document["audits"] = []
     path.write_text(json.dumps(document))
@@ -593,8 +991,8 @@ def broken_run(folder: Path, what: str) -> Path:
         ("no rows.csv", StoreError, r"has no rows\.csv"),
         ("no pictures.safetensors", StoreError, r"has no pictures\.safetensors"),
         ("not json", StoreError, r"run\.json is not JSON"),
-        ("list", StoreError, r"has format null, expected 1"),
-        ("format", StoreError, r"has format 99, expected 1: run again"),
+        ("list", StoreError, r"has format null, expected 2"),
+        ("format", StoreError, r"has format 99, expected 2: run again"),
         ("cut pictures", StoreError, r"is not a whole safetensors file"),
         ("missing picture", DataError, r"has no audit\.1"),
         ("float pictures", DataError, r"audit\.0 is torch\.float32"),
@@ -607,6 +1005,8 @@ def broken_run(folder: Path, what: str) -> Path:
         ("other score", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
         ("no judge", DataError, r"has no top1_2 for audit 'calor'"),
         ("no controls", DataError, r"has no controls for audit 'calor'"),
+        ("no training", DataError, r"is damaged \(audits\.1\.training: required, and not given\): run again"),
+        ("endless training", DataError, r"is damaged \(audits\.1\.training\.seconds: "),
         ("no audits", DataError, r"is damaged \(audits: "),
     ],
 )

@@ -21,7 +21,7 @@ from frostglass.files import full_disk_reported, write_bytes
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
 
-RUN_FORMAT = 1
+RUN_FORMAT = 2
 PACKAGES = ("frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "pydantic", "safetensors")
 
 

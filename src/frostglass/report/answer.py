@@ -7,7 +7,7 @@ import torch
 
 from frostglass.experiments.config import Judging
 from frostglass.metrics.stats import interval
-from frostglass.report.arrange import Aim, Entry, Study
+from frostglass.report.arrange import Aim, Entry, Study, named
 from frostglass.report.charts import listed, number, span
 
 ATTACKERS = {
@@ -34,7 +34,7 @@ def answer(study: Study) -> dict[str, list[str]]:
 def _hollow_sentences(aims: Sequence[Aim], *, everything: bool) -> list[str]:
     if not aims:
         return []
-    subject = "This audit is VACUOUS" if everything else f"For {listed([aim.name for aim in aims])} this audit is VACUOUS"
+    subject = "This audit is VACUOUS" if everything else f"For {named(aims)} this audit is VACUOUS"
     uncontrolled = any(not entry.facts.controls.control_lift for aim in aims for entry in aim.entries)
     reason = (
         "no positive control was run, so a failed attack cannot be told from a good defense"
@@ -72,15 +72,21 @@ def _leak_sentence(aim: Aim) -> str:
 
 
 def _change_sentence(others: Sequence[Aim], lead: Aim, bases: Sequence[Aim]) -> str:
-    """What the defended models change, each against the undefended model of its own architecture."""
+    """What the defended models change, each against the undefended model that is most like it."""
     if not bases:
         return _uncompared_sentence(others, lead)
     defended = [aim for aim in others if aim.kind != "undefended"]
     if not defended:
         return "No defended model is part of this report, so it does not say what a defense would change."
-    pairs = [(aim, next((base for base in bases if _architecture(base) == _architecture(aim)), lead)) for aim in defended]
+    pairs = [(aim, _base(aim, bases, lead)) for aim in defended]
     text = "; ".join(_change(aim, base) for aim, base in pairs) if len(pairs) <= 3 else _range(pairs)
     return _sentence(text)
+
+
+def _base(aim: Aim, bases: Sequence[Aim], lead: Aim) -> Aim:
+    """The undefended model of the same recipe, else of the same architecture."""
+    alike = [base for base in bases if base.recipe == aim.recipe]
+    return next(iter(alike or [base for base in bases if _architecture(base) == _architecture(aim)]), lead)
 
 
 def _change(aim: Aim, base: Aim) -> str:
@@ -129,14 +135,14 @@ def _price(aim: Aim, base: Aim) -> str:
 def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
     leaks = sorted(aim.strongest.leak.value for aim, _ in pairs)
     costs = sorted(round(base.accuracy, 3) - round(aim.accuracy, 3) for aim, base in pairs)
-    failing = [aim.name for aim, base in pairs if _effect(aim, base) != "lowers"]
-    stalled = [aim.name for aim, _ in pairs if aim.stalled]
+    failing = [aim for aim, base in pairs if _effect(aim, base) != "lowers"]
+    stalled = [aim for aim, _ in pairs if aim.stalled]
     text = (
         f"with the {len(pairs)} defended models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}, and they cost "
         f"between {number(costs[0], 'points')} and {number(costs[-1], 'points')} points of accuracy on held-out pictures; "
     )
-    text += f"{listed(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it" if failing else "all of them lower it"
-    return text + (f"; the attack did not take hold on {listed(stalled)}, {MASKED}" if stalled else "")
+    text += f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it" if failing else "all of them lower it"
+    return text + (f"; the attack did not take hold on {named(stalled)}, {MASKED}" if stalled else "")
 
 
 def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
@@ -145,7 +151,7 @@ def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
     best = max(controlled, key=lambda entry: entry.leak.value)
     control = min(best.facts.controls.control_lift.values(), key=lambda score: score.low)
     leaks = sorted(aim.strongest.leak.value for aim in others)
-    stalled = [aim.name for aim in (lead, *others) if aim.stalled]
+    stalled = [aim for aim in (lead, *others) if aim.stalled]
     text = ""
     if 0 < len(others) <= 3:
         text = f"for {listed([f'{aim.name} it is {_recognised(aim.strongest)}' for aim in others])}; "
@@ -156,7 +162,7 @@ def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
         f"(at least {number(control.low, 'points')}), so it works there"
     )
     if stalled:
-        text += f", but it did not take hold on {listed(stalled)}, {MASKED}"
+        text += f", but it did not take hold on {named(stalled)}, {MASKED}"
     if any(aim.kind == "defended" for aim in (lead, *others)):
         text += "; that model is not part of this report, so the price of defending in accuracy cannot be told"
     return _sentence(text)

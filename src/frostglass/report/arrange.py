@@ -17,9 +17,10 @@ from frostglass.types import CAPABILITIES
 AimKind = Literal["undefended", "given", "defended"]
 Tried = Literal["tried", "vacuous", "missing"]
 
-TITLES = {"bido": "BiDO", "calor": "CALoR", "dpsgd": "DP-SGD", "mid": "MID"}
+TITLES = {"bido": "BiDO", "calor": "CALoR", "dpsgd": "DP-SGD", "label_smoothing": "LS", "mid": "MID", "transfer": "TL"}
 LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
 LABEL_ONLY = "label-only"
+MOST_NAMED = 4  # models that a sentence names one by one
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,19 @@ class Entry:
         return self.run.facts.audits[self.number]
 
     @property
+    def given(self) -> bool:
+        """Was the model brought as weights? Then nothing is known of how it was trained."""
+        return bool(self.facts.training.recipe.get("weights"))
+
+    @property
     def kind(self) -> AimKind:
-        return "defended" if self.facts.defenses else "given" if self.run.given else "undefended"
+        return "defended" if self.facts.defenses else "given" if self.given else "undefended"
 
     @property
     def defense(self) -> str:
         """The defenses by name; two targets may share it."""
         names = [str(defense.get("name")) for defense in self.facts.defenses]
-        written = " + ".join(TITLES.get(name, name.replace("_", " ")) for name in names)
-        return written or ("given model" if self.run.given else "undefended")
+        return " + ".join(map(titled, names)) or ("given model" if self.given else "undefended")
 
     @property
     def name(self) -> str:
@@ -91,9 +96,13 @@ class Entry:
 class Aim:
     """A model under audit with every attack tried on it; the strongest one counts."""
 
-    name: str
+    label: str
     kind: AimKind
     entries: tuple[Entry, ...]
+
+    @property
+    def name(self) -> str:
+        return spoken(self.label)
 
     @property
     def strongest(self) -> Entry:
@@ -106,6 +115,11 @@ class Aim:
     @property
     def accuracy(self) -> float:
         return self.strongest.facts.target.accuracy.test
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """How it was trained, but for the seed; of a model that was brought as weights this says nothing."""
+        return {key: value for key, value in self.strongest.facts.training.recipe.items() if key not in ("seed", "weights")}
 
     @property
     def stalled(self) -> bool:
@@ -164,7 +178,11 @@ class Study:
     @property
     def untried(self) -> dict[str, str]:
         """Kinds of attack that are missing, with the models that were not put to them."""
-        return _by_text((listed(aim.untried), aim.name) for aim in self.aims if aim.kind != "undefended" and aim.untried)
+        found: dict[str, list[Aim]] = {}
+        for aim in self.aims:
+            if aim.kind != "undefended" and aim.untried:
+                found.setdefault(listed(aim.untried), []).append(aim)
+        return {kinds: named(aims) for kinds, aims in found.items()}
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -189,20 +207,21 @@ def _study(runs: Sequence[LoadedRun]) -> Study:
     # Runs may share an audit; it is shown once.
     entries = list({json.dumps([e.facts.keys, e.facts.controls.model_dump()]): e for e in reversed(entries)}.values())[::-1]
     entries.sort(key=lambda entry: ("undefended", "given", "defended").index(entry.kind))
-    labels = _distinct([entry.defense for entry in entries], [_flat(_choices(e) | _more_choices(e)) for e in entries])
+    labels = distinct([entry.defense for entry in entries], [_choices(entry) | _more_choices(entry) for entry in entries])
     entries = [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
     aims: dict[str, list[Entry]] = {}
     for entry in entries:
         aims.setdefault(json.dumps([entry.kind, _choices(entry)]), []).append(entry)
     heads = [members[0] for members in aims.values()]
-    names = _distinct([head.defense for head in heads], [_flat(_choices(head)) for head in heads])
-    made = [Aim(spoken(name), members[0].kind, tuple(members)) for name, members in zip(names, aims.values(), strict=True)]
+    names = distinct([head.defense for head in heads], [_choices(head) for head in heads])
+    made = [Aim(name, members[0].kind, tuple(members)) for name, members in zip(names, aims.values(), strict=True)]
     return Study(tuple(runs), tuple(entries), tuple(made))
 
 
 def _choices(entry: Entry) -> dict[str, Any]:
     """What makes a model another model."""
-    return {"defense": entry.facts.defenses, "model": entry.facts.target.model}
+    recipe = {key: value for key, value in entry.facts.training.recipe.items() if key != "seed"}
+    return {"defense": entry.facts.defenses, "model": entry.facts.target.model, "recipe": recipe}
 
 
 def _more_choices(entry: Entry) -> dict[str, Any]:
@@ -211,24 +230,46 @@ def _more_choices(entry: Entry) -> dict[str, Any]:
     return {"attack": facts.attack, "seed": facts.seed, "prior": facts.prior, "label": facts.label, "run": entry.run.facts.name}
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested values by their dotted path."""
-    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    inner = [_flat(item, f"{path}.{key}" if path else str(key)) for key, item in items]
-    return {key: item for part in inner for key, item in part.items()} if isinstance(value, dict | list) else {path: value}
-
-
-def _distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
+def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names that differ: equal ones get the first setting in which they differ, and so on until none are equal."""
-    labels = list(names)
+    labels, settings = list(names), [_flat(values) for values in facts]
     while repeated := [label for label, times in Counter(labels).items() if times > 1]:
         for label in repeated:
             members = [place for place, other in enumerate(labels) if other == label]
-            known = dict.fromkeys(key for place in members for key in facts[place])
-            key = next((key for key in known if len({json.dumps(facts[place].get(key)) for place in members}) > 1), None)
+            known = dict.fromkeys(key for place in members for key in settings[place])
+            key = next((key for key in known if len({json.dumps(settings[place].get(key)) for place in members}) > 1), None)
             for count, place in enumerate(members, 1):
-                labels[place] += f" · {key.rsplit('.', 1)[-1]}={facts[place].get(key, 'none')}" if key else f" · {count}"
+                labels[place] += f" · {key.rsplit('.', 1)[-1]}={_short(settings[place].get(key))}" if key else f" · {count}"
     return labels
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested values by their dotted path; a list of plain values is one value."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        items = enumerate(value)
+    else:
+        return {path: value}
+    inner = [_flat(item, f"{path}.{key}" if path else str(key)) for key, item in items]
+    return {key: item for part in inner for key, item in part.items()}
+
+
+def _short(value: Any) -> str:
+    return "none" if value is None or value == [] else "/".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def named(aims: Sequence[Aim]) -> str:
+    """Models as part of a sentence: by their names, or if they are many, how many of each defense."""
+    if len(aims) <= MOST_NAMED:
+        return listed([aim.name for aim in aims])
+    return f"{listed([f'{count} {defense}' for defense, count in Counter(aim.strongest.defense for aim in aims).items()])} models"
+
+
+def titled(name: str) -> str:
+    """A defense as the papers write it."""
+    return TITLES.get(name, name.replace("_", " "))
 
 
 def spoken(label: str) -> str:

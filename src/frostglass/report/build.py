@@ -17,9 +17,11 @@ from frostglass.files import full_disk_reported, write_bytes
 from frostglass.report.answer import answer
 from frostglass.report.arrange import Study, group, spoken
 from frostglass.report.charts import SHAPES, number, picture, scale, slug, span, toml, track
+from frostglass.report.recipes import training_caption, training_notes, training_rows
 from frostglass.report.redact import without_names_and_faces
 from frostglass.report.runs import FILES, read_run
 from frostglass.report.tables import cell, checks, picture_tables, recognised
+from frostglass.report.tradeoff import tradeoff
 
 PICTURE_BYTES = 2_000_000  # of all pictures of a page together: it should open on a phone
 CONVENTIONS = {
@@ -56,7 +58,7 @@ def build_report(runs: Sequence[Path], out: Path, *, redact: bool = False) -> Pa
     document = {
         "format": RUN_FORMAT,
         "redacted": redact,
-        "answers": [{"runs": study.name, **answer(study)} for study in studies],
+        "answers": [{"runs": study.name, **answer(study), "notes": training_notes(study)} for study in studies],
         "runs": [run.document for run in loaded],
     }
     page = render(studies, redacted=redact)
@@ -78,5 +80,6 @@ def render(studies: Sequence[Study], *, redacted: bool) -> str:
     return template.render(
         studies=studies, redacted=redacted, shapes=SHAPES, conventions=CONVENTIONS, picture_bytes=PICTURE_BYTES // len(studies),
         answer=answer, checks=checks, picture_tables=picture_tables, cell=cell, recognised=recognised,
-        picture=picture, track=track, scale=scale, span=span,
+        picture=picture, track=track, scale=scale, span=span, tradeoff=tradeoff,
+        training_caption=training_caption, training_notes=training_notes, training_rows=training_rows,
     )  # fmt: skip

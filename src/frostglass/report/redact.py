@@ -6,6 +6,9 @@ from typing import Any
 
 from frostglass.report.charts import frosted
 from frostglass.report.runs import LoadedRun, RunFacts
+from frostglass.training import PUBLIC
+
+OWN_WORDS = ("name", "loss", "optimizer", "schedule", "keep")
 
 
 def without_names_and_faces(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
@@ -19,17 +22,19 @@ def without_names_and_faces(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
         for plain, hidden in zip(run.document["audits"], document["audits"], strict=True):
             hidden["attack"] = _hidden_method(hide, plain["attack"])
             hidden["defenses"] = [_hidden_method(hide, defense) for defense in plain["defenses"]]
+            # What defenses tell of a network is about layers and numbers; only the recipe may name files.
+            hidden["training"] = plain["training"] | {"recipe": _hidden_method(hide, plain["training"]["recipe"])}
         for part in ("settings", "data"):
             document[part] = _everywhere(hide, run.document[part], keys=True)
         verdicts = tuple({cover[name]: verdict for name, verdict in some.items()} for some in run.verdicts)
         pictures = {name: frosted(pixels) for name, pixels in run.pictures.items()}
-        result.append(LoadedRun(document, RunFacts.model_validate(document), verdicts, pictures, run.given))
+        result.append(LoadedRun(document, RunFacts.model_validate(document), verdicts, pictures))
     return result
 
 
 def _hidden_method(hide: Callable[[str], str], method: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of methods and losses are this package's words and never people, whatever somebody called a folder."""
-    return {key: value if key in ("name", "loss") else _everywhere(hide, value) for key, value in method.items()}
+    """Choices of methods are this package's words and never people, whatever somebody called a folder."""
+    return {key: value if key in OWN_WORDS or value == PUBLIC else _everywhere(hide, value) for key, value in method.items()}
 
 
 def _letters(place: int) -> str:

@@ -36,7 +36,27 @@ class Network(BaseModel):
     model: str
     parameters: int
     accuracy: HeldOut
+    selected_epoch: int | None
     key: str
+
+
+class FirstStage(BaseModel):
+    data: str
+    epochs: int
+    classes: int
+    accuracy: HeldOut
+
+
+class TrainingFacts(BaseModel):
+    """How a target came to be: `recipe` has every setting of its training, `facts` what its defenses tell of it, by their names."""
+
+    recipe: dict[str, Any]
+    trainable: int | None
+    facts: dict[str, dict[str, Any]]
+    first_stage: FirstStage | None
+    seconds: FiniteFloat | None
+    first_stage_seconds: FiniteFloat | None
+    times_undefended: FiniteFloat | None
 
 
 class ControlFacts(BaseModel):
@@ -61,6 +81,7 @@ class AuditFacts(BaseModel):
     attack: dict[str, Any]
     prior: dict[str, Any]
     target: Network
+    training: TrainingFacts
     scores: dict[str, Measured]
     prior_only: dict[str, Measured]
     conventions: dict[str, dict[str, FiniteFloat]]
@@ -86,16 +107,12 @@ class RunFacts(BaseModel):
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """One run's files, checked against each other: `document` is its run.json, `verdicts` has one entry an audit.
-
-    `given` says that the audited model was brought as weights, so that nothing is known of how it was trained.
-    """
+    """One run's files, checked against each other: `document` is its run.json, `verdicts` has one entry an audit."""
 
     document: dict[str, Any]
     facts: RunFacts
     verdicts: tuple[Verdicts, ...]
     pictures: Mapping[str, Tensor]
-    given: bool
 
 
 def read_run(folder: Path) -> LoadedRun:
@@ -115,9 +132,7 @@ def read_run(folder: Path) -> LoadedRun:
         raise StoreError(f"{path} has format {json.dumps(found)}, expected {RUN_FORMAT}: run again with this version of frostglass")
     facts = _facts(path, document)
     pictures = _pictures(folder / "pictures.safetensors", facts)
-    target, grid = facts.settings.get("target"), facts.settings.get("grid")
-    given = bool(isinstance(target, dict) and target.get("weights")) or (isinstance(grid, dict) and "target.weights" in grid)
-    return LoadedRun(document, facts, _verdicts(folder / "rows.csv", facts, pictures), pictures, given)
+    return LoadedRun(document, facts, _verdicts(folder / "rows.csv", facts, pictures), pictures)
 
 
 def _facts(path: Path, document: dict[str, Any]) -> RunFacts:
