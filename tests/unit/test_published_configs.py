@@ -13,7 +13,7 @@ from frostglass.training import untrained
 
 ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml"))}
-OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi"}
+OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi", "mnist/defenses"}
 PRIORS = {"facescrub/prior", "dogs/prior"}
 
 # BiDO Tables 5 to 8; TL-DMI Tables 4, 8 and 11 and Appendix A.3; CALoR Tables 3 to 6 and 18. Undefended rows are left out.
