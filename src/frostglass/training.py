@@ -17,6 +17,7 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, Moment, Size, Stage
 from frostglass.errors import ConfigError, ModelError, RunError
 from frostglass.files import Work
+from frostglass.models.base import as_seen
 from frostglass.models.build import build, source
 from frostglass.models.checkpoint import body, load_body, load_weights, read_body
 from frostglass.models.taps import find_head, find_taps
@@ -105,8 +106,10 @@ class FirstStage:
     config: Training
     defenses: tuple[Defense, ...]
 
-    def split(self, split: Split, *, seed: int) -> Split:
-        return public_people(split.public, seed=seed) if self.data == "public" else split
+
+def stage_split(split: Split, data: str, *, seed: int) -> Split:
+    """Whose pictures a stage trains on: public people as classes of their own, or the private ones."""
+    return public_people(split.public, seed=seed) if data == "public" else split
 
 
 def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | None:
@@ -183,7 +186,7 @@ def train_target(
         check_training(config, untrained(config, split.classes, split.train.shape, defenses, seed=seed), defenses)
         if start is None:
             before = seed_for(seed, "stage")
-            start = train_target(first.config, first.split(split, seed=before), first.defenses, seed=before)
+            start = train_target(first.config, stage_split(split, first.data, seed=before), first.defenses, seed=before)
     elif start is not None:
         raise ConfigError("a first stage was given, and neither target.start nor a defense asks for one: leave it out")
     target = untrained(config, split.classes, split.train.shape, defenses, seed=seed, start=start or config.starting_file)
@@ -212,6 +215,7 @@ def train_target(
             "epochs": first.config.epochs,
             "classes": len(start.classes),
             "accuracy": start.info["accuracy"],
+            "before": start.info.get("first_stage"),
         }
     return replace(target, info=info)
 
@@ -274,7 +278,7 @@ def _epoch(
             labels = fabric.to_device(images.labels[index])
             with capture(target.module, tuple(dict.fromkeys(chain(*taps)))) as tapped:
                 logits = module(pictures)
-            terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, moment), taps)
+            terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, moment, as_seen(target.module, pictures)), taps)
             loss = sum((term.weight * term.value for term in terms.values()), start=torch.zeros((), device=logits.device))
             if not loss.isfinite():
                 worst = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())

@@ -3,7 +3,7 @@
 Images are float32, NCHW, in [0, 1] wherever a function takes or returns them; `Images` keeps them as bytes and converts on the way out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,11 +134,11 @@ class View:
         self.access = access
         self._samples = samples
         self._counter = [0] if counter is None else counter
-        self.key = f"{target.key}:{'+'.join(sorted(access))}"
+        self.key = f"{target.key}:{'+'.join(sorted(access))}" + (f"×{samples}" if samples > 1 else "")
 
     def averaged(self, samples: int) -> "View":
-        """This view through the mean logits of several passes, for targets that add noise; its queries count here too."""
-        return View(self._target, self.access, samples, self._counter)
+        """This view through the mean logits (or the commonest label) of several passes, for targets that add noise; its queries count here too."""
+        return View(self._target, self.access, self._samples * samples, self._counter)
 
     @property
     def queries(self) -> int:
@@ -164,7 +164,7 @@ class View:
     def labels(self, images: Tensor) -> Tensor:
         """The class the target says, (N,)."""
         with torch.no_grad():
-            return self._query("labels", images)[0].argmax(1)
+            return torch.stack([logits.argmax(1) for logits, _ in self._passes("labels", images)]).mode(0).values
 
     def scores(self, images: Tensor) -> Tensor:
         """Class probabilities, (N, K), without gradients."""
@@ -180,19 +180,23 @@ class View:
         return self._query("gradients", images)
 
     def _query(self, needed: Capability, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and features, averaged over the passes."""
+        passes = self._passes(needed, images)
+        logits, features = next(passes)
+        for more_logits, more_features in passes:
+            logits, features = logits + more_logits, features + more_features
+        return (logits, features) if self._samples == 1 else (logits / self._samples, features / self._samples)
+
+    def _passes(self, needed: Capability, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if not any(CAPABILITIES.index(granted) >= CAPABILITIES.index(needed) for granted in self.access):
             raise AccessError(
                 f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])"
             )
-        self._counter[0] += len(images) * self._samples
-        if self._samples == 1:
-            return self._target.outputs(images)
-        passes = []
         for draw in range(self._samples):
+            self._counter[0] += len(images)
             with noise_drawn(self.module, draw):
-                passes.append(self._target.outputs(images))
-        logits, features = (torch.stack(column).mean(0) for column in zip(*passes, strict=True))
-        return logits, features
+                made = self._target.outputs(images)
+            yield made
 
 
 @dataclass(frozen=True)

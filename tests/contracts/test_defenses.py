@@ -113,14 +113,24 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
 def test_what_a_setting_decides_about_a_pair():
     assert conflicts([small("calor", a=0.0), small("label_smoothing")]) == []  # the low-rank head alone goes with smoothing
     assert conflicts([small("calor", rank=0), small("mid")]) == []  # and confidence adaptation alone with another head
-    with pytest.raises(ConfigError, match=r"dpsgd: .*BatchNorm"):
-        train(small("dpsgd"), small("calor", pre_norm=True))  # put in after the norms were swapped
+    for order in (("dpsgd", "calor"), ("calor", "dpsgd")):  # its batch norm becomes a group norm too, of 32 groups of one value here
+        with pytest.raises(ConfigError, match=r"dpsgd: the norms head.norm see one value at a time"):
+            train(*(small(name, **({"pre_norm": True} if name == "calor" else {})) for name in order))
     (reason,) = conflicts([small("calor", warmup=2), small("dpsgd")])
     assert reason.startswith("calor warms up on private pictures, where dpsgd adds no noise")
     (reason,) = conflicts([small("dpsgd"), small("transfer", boundary="fisher")])
     assert reason.startswith("transfer chooses its boundary by private pictures, where dpsgd adds no noise")
-    (both,) = conflicts([small("calor", warmup=2), small("transfer")])
-    assert both.startswith("calor and transfer both replace the starting weights")
+    for pretrain in ("public", "start"):  # a warm-up on private pictures would be frozen in
+        (both,) = conflicts([small("calor", warmup=2), small("transfer", pretrain=pretrain)])
+        assert both.startswith("calor and transfer both replace the starting weights")
+    with pytest.raises(ConfigError, match=r"dpsgd.delta must be below one over the 48 training pictures, got 0.1"):
+        train(small("dpsgd", delta=0.1))
+
+
+def test_the_order_of_a_list_does_not_decide_what_is_frozen():
+    pair = small("transfer", boundary="parameters", parameters=4000.0), small("mid")
+    one, other = (train(*order).info["facts"]["transfer"] for order in (pair, pair[::-1]))
+    assert one == other
 
 
 def test_transfer_and_bido_tap_unfrozen_layers_only():

@@ -442,14 +442,9 @@ def test_batch_norm_is_refused():
     message = 'dpsgd: BatchNorm layers (1) mix the samples of a batch, which voids the guarantee: use norm = "group"'
     assert compose.problems([Dpsgd(norm="keep")], target, 8) == [message]
     many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), 8)
-    assert "(bn1, layer1.0.bn1, layer1.0.bn2, layer1.1.bn1 and 16 more)" in many[0]
-    added = [Dpsgd(), Calor(rank=2, pre_norm=True)]
-    ready = compose.prepare(added, target, seed=0)
-    (problem,) = compose.problems(added, ready, 8)
-    assert "BatchNorm layers (6.norm)" in problem
-    assert "name dpsgd after the defense that adds them" in problem
-    after = [Calor(rank=2, pre_norm=True), Dpsgd()]
-    assert compose.problems(after, compose.prepare(after, tiny_target(), seed=0), 8) == []
+    assert "(bn1, layer1.0.bn1, layer1.0.bn2, layer1.1.bn1, layer1.1.bn2 and 15 more)" in many[0]
+    for both in ([Dpsgd(), Calor(rank=2, pre_norm=True)], [Calor(rank=2, pre_norm=True), Dpsgd()]):  # heads come first in any order
+        assert compose.problems(both, compose.prepare(both, tiny_target(), seed=0), 8) == []
 
 
 def test_a_norm_with_one_value_a_group_is_refused():

@@ -151,3 +151,29 @@ def test_bad_parameters(bad, message):
 def test_a_code_of_no_dimension_is_refused():
     with pytest.raises(ConfigError, match=r"mid.width must leave at least one of 128 dimensions, got 0.001"):
         Mid(width=0.001).prepare(target(), seed=0)
+
+
+def test_an_attack_keeps_the_averaging_of_the_view_it_is_given():
+    made = Mid().prepare(target(), seed=0)
+    attack = Gmi(steps=2, candidates=1, keep=1, critic_weight=0.0)
+    plain, averaged = (
+        invert(attack, view, prior(), seed=0).queries for view in (made.view(["gradients"]), made.view(["gradients"]).averaged(8))
+    )
+    assert averaged == 8 * plain
+    view = made.view(["labels"])
+    assert view.averaged(2).averaged(3).key == f"{view.key}×6"
+
+
+def test_a_label_view_of_noise_takes_the_commonest_label():
+    made = Mid().prepare(target(), seed=0)
+    with torch.no_grad():
+        made.module[6].encode.bias[64:] += 9
+    made.module.eval()
+    images = torch.rand(6, 3, 16, 16, generator=generator_for(0, "test"))
+    seen = []
+    for draw in range(5):
+        made.module[6].draw = draw
+        seen.append(made.module(images).argmax(1))
+    made.module[6].draw = 0
+    assert len({tuple(labels.tolist()) for labels in seen}) > 1
+    assert torch.equal(made.view(["labels"]).averaged(5).labels(images), torch.stack(seen).mode(0).values)

@@ -10,14 +10,14 @@ from frostglass.defenses.calor import Calor
 from frostglass.defenses.compose import prepare
 from frostglass.defenses.heads import head_block
 from frostglass.defenses.mid import Mid
-from frostglass.defenses.transfer import Transfer, _boundary, fisher
+from frostglass.defenses.transfer import Transfer, _boundary, fisher, ridge_probe
 from frostglass.errors import CheckpointError, ConfigError, DataError
 from frostglass.models.build import build
 from frostglass.models.checkpoint import save_weights
 from frostglass.models.depth import groups, leaves, weights_by_leaf
 from frostglass.models.taps import find_head
 from frostglass.runtime import seed_for
-from frostglass.training import Training, first_stage, train_target, untrained
+from frostglass.training import Training, first_stage, stage_split, train_target, untrained
 from frostglass.types import Target
 from worlds import SHAPE, NoWork, images, same_weights, split, target
 
@@ -153,7 +153,7 @@ def test_bad_parameters(bad, message):
 def start():
     first = first_stage(CONFIG, (Transfer(),))
     seed = seed_for(0, "stage")
-    return train_target(first.config, first.split(split(), seed=seed), first.defenses, seed=seed, work=NoWork())
+    return train_target(first.config, stage_split(split(), first.data, seed=seed), first.defenses, seed=seed, work=NoWork())
 
 
 @pytest.mark.parametrize("frozen_norm", ["update", "strict"])
@@ -270,3 +270,60 @@ def test_fisher_boundary_trains(start):
 
 def test_leaves_are_in_order_of_registration():
     assert leaves(target().module) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+def test_the_probe_is_the_same_through_the_smaller_matrix():
+    tall = torch.randn(30, 12, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    wide = tall.T.contiguous()
+    for features in (tall, wide):
+        answers = torch.randn(len(features), 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+        count, width = features.shape
+        ridge = 1e-3 * (features.T @ features / count).trace() / width
+        slow = torch.linalg.inv(features.T @ features / count + ridge * torch.eye(width, dtype=torch.double)) @ features.T @ answers / count
+        assert torch.allclose(ridge_probe(features, answers), slow, atol=1e-10)
+
+
+# --- networks whose layers do not all run as layers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer", "free"),
+    [
+        ("torchvision:vit_b_16", {"patch_size": 16, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16}, "encoder.layers.encoder_layer_1", ("encoder.layers.encoder_layer_2", "encoder.ln", "heads")),
+        ("timm:swinv2_tiny_window8_256", {"window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 3)}, "layers.1", ("layers.2", "layers.3", "norm", "head")),
+    ],
+)  # fmt: skip
+def test_attention_is_frozen_with_the_block_around_it(name, options, layer, free):
+    if name.startswith("torchvision:vit"):
+        from torchvision.models import VisionTransformer
+
+        module = VisionTransformer(image_size=64, num_classes=3, **options)
+    else:
+        module = build(name, classes=3, image_shape=(3, 64, 64), seed=0, **options)
+    made = Target(module=module, classes=tuple("abc"), image_shape=(3, 64, 64), head=find_head(module, (3, 64, 64)))
+    Transfer(pretrain="start", boundary="layer", layer=layer).prepare(made, seed=0)
+    learns = {weight for weight, value in module.named_parameters() if value.requires_grad}
+    assert learns
+    assert {weight for weight in learns if not weight.startswith(free)} == set()
+    assert {weight for weight, _ in module.named_parameters() if weight.startswith(free)} == learns
+
+
+def test_a_part_under_two_names_and_norms_without_weights():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.body = nn.Sequential(self.conv, nn.BatchNorm2d(4, affine=False))
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.body(x).mean((2, 3)))
+
+    made = Target(module=Odd(), classes=("a", "b"), image_shape=(3, 16, 16), head="head")
+    defense = Transfer(pretrain="start", boundary="layer", layer="body", frozen_norm="strict")
+    defense.prepare(made, seed=0)
+    assert not made.module.conv.weight.requires_grad
+    made.module.train()
+    defense.modes(made)
+    assert not made.module.body[1].training
+    assert made.module.head.training

@@ -30,13 +30,17 @@ class Moment:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss may look at: images in [0, 1], labels, logits, the outputs of tapped layers by name, and the moment."""
+    """What a loss may look at: images in [0, 1], labels, logits, the outputs of tapped layers by name, the moment.
+
+    `inputs` are the images as the network sees them, where it normalises them first.
+    """
 
     images: Tensor
     labels: Tensor
     logits: Tensor
     tapped: Mapping[str, Tensor]
     moment: Moment
+    inputs: Tensor | None = None
 
 
 @dataclass(frozen=True)

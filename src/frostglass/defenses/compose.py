@@ -54,7 +54,8 @@ def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:
 
 
 def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target:
-    for defense in defenses:
+    """The network with every change; heads are replaced first, so that the order in a list does not decide what others count or swap."""
+    for defense in sorted(defenses, key=lambda defense: "head" not in defense.replaces()):
         target = defense.prepare(target, seed=seed)
     return target
 

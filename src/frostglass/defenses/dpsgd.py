@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from frostglass.checks import parameters
+from frostglass.data.base import listed
 from frostglass.defenses.base import Defense, Part, Size, defenses
 from frostglass.errors import ConfigError, RunError
 from frostglass.models.base import MISFITS, first_line, noise_images, probe
@@ -144,10 +145,6 @@ def refusals(module: nn.Module, images: Tensor) -> list[str]:
     return []
 
 
-def listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def schedule(records: int, batch: int) -> tuple[int, float]:
     """Steps in an epoch, and the probability with which each picture takes part in each of them."""
     return max(1, round(records / batch)), min(1.0, batch / records)
@@ -228,7 +225,7 @@ class Dpsgd(Defense):
             return []
         mixing = [name for name, layer in target.module.named_modules() if isinstance(layer, _BatchNorm)]
         if mixing:
-            remedy = 'use norm = "group"' if self.norm == "keep" else "name dpsgd after the defense that adds them, or choose another model"
+            remedy = 'use norm = "group"' if self.norm == "keep" else "choose another model"
             return [f"BatchNorm layers ({listed(mixing)}) mix the samples of a batch, which voids the guarantee: {remedy}"]
         opacus_classes()
         from opacus.validators import ModuleValidator
@@ -243,6 +240,10 @@ class Dpsgd(Defense):
     def optimizer(self, module: nn.Module, optimizer: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
         if self.clip is None:
             return optimizer
+        if self.delta * size.records >= 1:
+            raise ConfigError(
+                f"dpsgd.delta must be below one over the {size.records} training pictures, got {self.delta}: with it a picture may simply be published"
+            )
         expected = min(size.records, size.batch)
         return opacus_classes()[1](optimizer, module, noise=self.noise, clip=self.clip, batch=expected)
 

@@ -46,7 +46,7 @@ class Transfer(Defense):
         layer: the last frozen layer, by name.
         information: with "fisher", freeze as many first layers as leave at least this share of the Fisher information about private people
             in trainable ones. It is measured on 64 training pictures, through a linear probe on the network training begins from.
-        frozen_norm: "update" or "strict".
+        frozen_norm: whether the statistics of frozen batch norms follow the private pictures ("update") or stay ("strict").
     """
 
     pretrain: Literal["public", "start"] = "public"
@@ -66,7 +66,8 @@ class Transfer(Defense):
                 raise ValueError(f'boundary = "{name}" and {name} go together: give both or neither, got boundary = "{self.boundary}"')
 
     def replaces(self) -> frozenset[Part]:
-        return frozenset({"starting weights"}) if self.pretrain == "public" else frozenset()
+        # Also with "start": another defense that trained on private pictures first would leave them in the layers frozen here.
+        return frozenset({"starting weights"}) if self.pretrain == "public" or self.boundary != "none" else frozenset()
 
     def beside_gradients(self) -> str | None:
         return "chooses its boundary by private pictures" if self.boundary == "fisher" else None
@@ -86,8 +87,9 @@ class Transfer(Defense):
 
     def modes(self, target: Target) -> None:
         if self.frozen_norm == "strict":
-            for norm in _frozen_norms(target.module):
-                norm.eval()
+            for part in target.module.modules():
+                if getattr(part, "frozen_layer", False) and isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()
 
     def facts(self, target: Target, size: Size) -> dict[str, Any]:
         if self.boundary == "none":
@@ -106,21 +108,25 @@ class Transfer(Defense):
             return _flat(chain[: _nearest(target, chain, self.parameters or 0.0)])
         assert self.layer is not None
         check_layers(target.module, target.image_shape, taps=(self.layer,))
+        if inside(block, self.layer) or inside(self.layer, block):
+            return [block]  # which is refused
         run = _flat(chain)
-        last = max((place for place, name in enumerate(run) if inside(name, self.layer)), default=len(run) - 1)
-        covers_head = inside(block, self.layer) or inside(self.layer, block)
-        return [*run[: last + 1], *([block] if covers_head else [])]
+        return run[: 1 + max(place for place, name in enumerate(run) if inside(name, self.layer))]
 
     def _freeze(self, target: Target, names: list[str]) -> None:
         block = head_block(target)
         chosen = _weights(target.module, names)
-        asked = f'boundary = "{self.boundary}" with {self.boundary} = {getattr(self, self.boundary, self.information)}'
+        knob = "information" if self.boundary == "fisher" else self.boundary
+        asked = f'boundary = "{self.boundary}" with {knob} = {getattr(self, knob)}'
         if any(inside(name, block) or inside(block, name) for name in names):
             raise ConfigError(f"transfer: {asked} freezes everything, also the head {block!r}: move the boundary towards the input")
         if not any(weight.requires_grad for weight in chosen):
-            raise ConfigError(f'transfer: {asked} freezes nothing: move the boundary towards the head, or set boundary = "none"')
+            more = "lower information" if self.boundary == "fisher" else "move the boundary towards the head"
+            raise ConfigError(f'transfer: {asked} freezes nothing: {more}, or set boundary = "none"')
         for weight in chosen:
             weight.requires_grad_(False)
+        for name in names:
+            target.module.get_submodule(name).frozen_layer = True  # type: ignore[assignment]
 
 
 def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed: int) -> Tensor:
@@ -141,9 +147,7 @@ def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed
             known = torch.cat([features(index) for index in order[:PROBE_PICTURES].split(100)])
         centre = known.mean(0)
         answers = F.one_hot(images.labels[order[:PROBE_PICTURES]], len(target.classes)).to(known)
-        gram = (known - centre).T @ (known - centre) / len(known)
-        ridge = gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram), device=device)
-        probe = torch.linalg.solve(ridge, (known - centre).T @ (answers - answers.mean(0)) / len(known))
+        probe = ridge_probe(known - centre, answers - answers.mean(0))
         weights = [_weights(target.module, group) for group in chain]
         for weight in _flat(weights):
             weight.requires_grad_()
@@ -155,6 +159,16 @@ def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed
                 [sum((g.square().sum().cpu() for _ in group if (g := next(slopes)) is not None), torch.zeros(())) for group in weights]
             )
     return total / min(FISHER_PICTURES, len(images))
+
+
+def ridge_probe(features: Tensor, answers: Tensor) -> Tensor:
+    """The linear map from centred features (n, d) to centred answers of least squared error, with a ridge of a thousandth of the mean variance."""
+    count, width = features.shape
+    ridge = 1e-3 * features.square().sum() / count / width
+    if width <= count:
+        return torch.linalg.solve(features.T @ features / count + ridge * torch.eye(width).to(features), features.T @ answers / count)
+    # The same map through the smaller matrix.
+    return features.T @ torch.linalg.solve(features @ features.T / count + ridge * torch.eye(count).to(features), answers / count)
 
 
 def _boundary(information: Tensor, share: float) -> int:
@@ -188,10 +202,6 @@ def _counts(module: nn.Module) -> tuple[int, int]:
 def _is_frozen(part: nn.Module) -> bool:
     own = list(part.parameters(recurse=False))
     return bool(own) and not any(weight.requires_grad for weight in own)
-
-
-def _frozen_norms(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and _is_frozen(part)]
 
 
 def _flat(lists: Any) -> list[Any]:

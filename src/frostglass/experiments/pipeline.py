@@ -10,7 +10,7 @@ import torch
 
 from frostglass.attacks.base import Attack, invert, prior_only
 from frostglass.data.base import Dataset
-from frostglass.data.splits import load_split, make_split, public_people, save_split
+from frostglass.data.splits import load_split, make_split, save_split
 from frostglass.defenses.base import Defense, defenses
 from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, Fractions
@@ -21,7 +21,7 @@ from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
 from frostglass.runtime import default_device, seed_for, under_prefix, with_prefix
-from frostglass.training import Training, first_stage, train_target, untrained
+from frostglass.training import Training, first_stage, stage_split, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
 
@@ -94,7 +94,9 @@ def _classifier(store: Store, config: Training, split: Split, defenses: Sequence
     if first := first_stage(config, defenses):
         start = _classifier(store, first.config, split, first.defenses, seed=seed_for(seed, "stage"), data=first.data)
     target = store.step(TARGET, config, split, defenses, data, fingerprint(config), start, seed=seed)
-    return target if start is None else replace(target, info={**target.info, "stage_seconds": start.info["seconds"]})
+    if start is None:
+        return target
+    return replace(target, info={**target.info, "stage_seconds": start.info["seconds"] + start.info.get("stage_seconds", 0.0)})
 
 
 def _attack(
@@ -135,8 +137,7 @@ def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: W
 def _train(
     config: Training, split: Split, chosen: Sequence[Defense], data: str, _: str, start: Target | None, *, seed: int, work: Work
 ) -> Target:
-    people = public_people(split.public, seed=seed) if data == "public" else split
-    target = train_target(config, people, chosen, start=start, seed=seed, work=work)
+    target = train_target(config, stage_split(split, data, seed=seed), chosen, start=start, seed=seed, work=work)
     changes = [{"name": defense.name, **asdict(defense)} for defense in chosen]  # type: ignore[call-overload]
     recipe = {"training": asdict(config), "defenses": changes, "seed": seed}  # type: ignore[call-overload]
     return replace(target, info={**target.info, "build": recipe})

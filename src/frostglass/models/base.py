@@ -31,7 +31,12 @@ class Preprocess(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.net((images - self.mean) / self.std)
+        return self.net(as_seen(self, images))
+
+
+def as_seen(module: nn.Module, images: Tensor) -> Tensor:
+    """Images as the network itself gets them: normalised where it stands in a `Preprocess`."""
+    return (images - module.mean) / module.std if isinstance(module, Preprocess) else images
 
 
 def inner(module: nn.Module) -> nn.Module:

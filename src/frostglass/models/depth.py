@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from frostglass.models.base import inner
 from frostglass.models.taps import STEPS, trace
 from frostglass.types import Shape
 
@@ -15,18 +14,23 @@ def leaves(module: nn.Module) -> list[str]:
 def groups(module: nn.Module, image_shape: Shape, head: str) -> list[tuple[str, ...]]:
     """The layers before the head in order of execution, a convolution or linear layer together with the norms and the rest that follow it.
 
-    What comes before the first of them belongs to it. Layers that never run are left out.
+    What comes before the first of them belongs to it. A layer whose weights are used without calling it, as attention does, comes where
+    the part around it finishes; what has no part in a forward pass is left out.
     """
-    waiting = {name for name in leaves(module) if not inside(name, head)}
+    calls, _ = trace(module, image_shape)
+    called = {call.name for call in calls}
+    waiting = [name for name in leaves(module) if not inside(name, head)]
     found: list[list[str]] = [[]]
     steps = 0
-    for call in trace(module, image_shape)[0]:
-        if call.name in waiting:
-            waiting.remove(call.name)  # a layer that runs twice counts where it runs first
-            steps += isinstance(call.layer, STEPS)
+    for call in calls:
+        # A layer that runs twice counts where it runs first.
+        done = [name for name in waiting if name == call.name or (name not in called and call.name and inside(name, call.name))]
+        waiting = [name for name in waiting if name not in done]
+        for name in done:
+            steps += isinstance(module.get_submodule(name), STEPS)
             if steps > len(found):
                 found.append([])
-            found[-1].append(call.name)
+            found[-1].append(name)
     return [tuple(group) for group in found if group]
 
 
@@ -36,13 +40,11 @@ def inside(name: str, block: str) -> bool:
 
 
 def weights_by_leaf(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Every weight under the name of a layer: what a larger part owns besides goes with the last of its layers, and what the whole network
-    owns (such as a transformer's positions) with the first.
-    """
+    """Every weight under the name of a layer: what a larger part owns besides, such as a transformer's positions, goes with its first layer."""
     simple = leaves(module)
-    last = {".".join(leaf.split(".")[:depth]): leaf for leaf in simple for depth in range(1, leaf.count(".") + 2)}
+    first = {".".join(leaf.split(".")[:depth]): leaf for leaf in reversed(simple) for depth in range(1, leaf.count(".") + 2)}
     found: dict[str, list[nn.Parameter]] = {leaf: [] for leaf in simple}
     for name, part in module.named_modules():
-        whole = part is module or part is inner(module)
-        found[simple[0] if whole and simple else last[name]] += part.parameters(recurse=False)
+        # A part all of whose layers are known under other names has no weights of its own that are not the network's.
+        found[first.get(name, simple[0])] += part.parameters(recurse=False)
     return found

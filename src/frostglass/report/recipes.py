@@ -171,7 +171,8 @@ def _clause(fields: Sequence[str], found: Mapping[str, Mapping[str, list[Aim]]])
 
 
 def _begun(stage: FirstStage) -> str:
-    return f"{number(stage.epochs)} epochs on {PEOPLE.get(stage.data, '{} people').format(number(stage.classes, 'count'))}"
+    own = f"{number(stage.epochs)} epochs on {PEOPLE.get(stage.data, '{} people').format(number(stage.classes, 'count'))}"
+    return f"{_begun(stage.before)}, then {own}" if stage.before else own
 
 
 def _spelled(settings: Mapping[str, Any], *, idle: bool = False) -> str:

@@ -45,6 +45,7 @@ class FirstStage(BaseModel):
     epochs: int
     classes: int
     accuracy: HeldOut
+    before: "FirstStage | None" = None
 
 
 class TrainingFacts(BaseModel):
