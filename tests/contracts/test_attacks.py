@@ -7,11 +7,14 @@ import torch
 
 from frostglass.attacks.base import attacks, invert, prior_only
 from frostglass.errors import AccessError, ConfigError
-from frostglass.types import View
+from frostglass.types import CAPABILITIES, Target, View
 from worlds import KilledError, MemoryWork, NoWork, prior, target
 
 # What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
-SMALL = {"gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1}}
+SMALL = {
+    "brepmi": {"points": 12, "radius": 0.5, "budget": 700, "patience": 25, "candidates": 3, "keep": 2, "batch": 64},
+    "gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1},
+}
 
 
 def small(name: str, **more):
@@ -86,15 +89,15 @@ def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
     flags = [p.requires_grad for m in (made.module, known.generator, known.critic) for p in m.parameters()]
     rng = torch.get_rng_state()
     if failing:
-        calls = []
+        calls, outputs = [], Target.outputs
 
-        def explode(self, needed, images):
+        def explode(self, images):
             calls.append(1)
             if len(calls) > 2:
                 raise RuntimeError("power cut")
-            return self._target.outputs(images)
+            return outputs(self, images)
 
-        monkeypatch.setattr(View, "_query", explode)
+        monkeypatch.setattr(Target, "outputs", explode)
         with pytest.raises(RuntimeError, match="power cut"):
             run(small(name), (made, known))
     else:
@@ -109,26 +112,37 @@ def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
     assert not made.module[6]._forward_pre_hooks
 
 
-def test_only_granted_access_is_used(name):
-    """With any weaker view than it declares, an attack is refused by the view; with what it declares, it runs."""
+def test_only_granted_access_is_used(name, monkeypatch):
+    """With any weaker view than it declares, an attack is refused by the view; with what it declares, it runs, and needs all of it."""
     attack = small(name)
-    weaker = {"gradients": ["scores"], "scores": ["labels"], "labels": []}[attack.access[0]]
-    if weaker:
-        with pytest.raises(AccessError, match="grants"):
-            invert(attack, target().view(weaker), prior(), seed=0, work=NoWork())
+    (access,) = attack.access
+    for weaker in CAPABILITIES[: CAPABILITIES.index(access)]:
+        with pytest.raises(AccessError, match=f"grants {weaker} and not"):
+            invert(attack, target().view([weaker]), prior(), seed=0, work=NoWork())
+    asked = set()
+
+    def noted(needed, ask):
+        return lambda view, images: asked.add(needed) or ask(view, images)
+
+    for use, needed in {"labels": "labels", "scores": "scores", "logits": "gradients", "logits_and_features": "gradients"}.items():
+        monkeypatch.setattr(View, use, noted(needed, getattr(View, use)))
+    run(attack)
+    assert max(map(CAPABILITIES.index, asked)) == CAPABILITIES.index(access)
 
 
 def test_beats_prior_only_draws_on_an_undefended_target(name):
     """More confidence of the target than the same number of blind draws, for every identity on average by a clear margin."""
     attack = small(name, **({"steps": 60} if "steps" in SMALL.get(name, {}) else {}))
     made, known = target(), prior()
-    found = run(attack, (made, known))
-    blind = prior_only(known, range(4), attack.keep, seed=5)
-    with torch.no_grad():
-        made.module.eval()
-        scores = made.module(blind.images.flatten(0, 1)).softmax(1)
-    luck = scores.gather(1, blind.labels.repeat_interleave(attack.keep)[:, None]).mean()
-    assert found.confidence.mean() > luck + 0.1
+    found, blind = run(attack, (made, known)), prior_only(known, range(4), attack.keep, seed=5)
+    made.module.eval()
+
+    def sure(some):  # asked of the target itself: an attack that sees only labels cannot tell
+        with torch.no_grad():
+            scores = made.module(some.images.flatten(0, 1)).softmax(1)
+        return scores.gather(1, some.labels.repeat_interleave(attack.keep)[:, None]).mean()
+
+    assert sure(found) > sure(blind) + 0.1
 
 
 def test_bad_labels(name):

@@ -49,7 +49,7 @@ def test_defaults_make_a_whole_experiment():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"attack": "gmi"}, r"attack: expected a table with a name, one of gmi"),
+        ({"attack": "gmi"}, r"attack: expected a table with a name, one of brepmi, gmi"),
         ({"defenses": {"name": "calor"}}, "defenses: expected a list of tables"),
         ({"evaluators": []}, "evaluators: at least one is needed"),
         ({"seed": "one"}, "seed: expected a int"),

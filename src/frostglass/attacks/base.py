@@ -27,13 +27,26 @@ LANES = 16  # kernels round differently for odd batch sizes; with multiples of t
 class Recipe:
     """The parts of one attack, bound to a view and a prior.
 
-    `start(labels)` gives latents (I, K, ...); `search(latents, labels)` improves latents (N, ...) for labels (N,), each row on its own;
-    `rank(images, labels)` gives a score per sample by which candidates are kept, from the target alone.
+    `start(labels)` gives latents (I, K, ...), for all attacked identities at once; `search(latents, labels)` improves latents (N, ...) for
+    labels (N,), each row on its own; `rank(images, labels)` gives a score per sample by which candidates are kept, from the target alone.
     """
 
     start: Callable[[Tensor], Tensor]
     search: Callable[[Tensor, Tensor], Tensor]
     rank: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The parts of an attack that feels its way by the target's answers: each row goes as far as it gets, and knows itself how far.
+
+    `start` is that of a `Recipe`; `search(latents, labels, draws)` moves latents (N, ...), each row on its own, where `draws` (N,) numbers
+    the candidates of an identity, and gives with them the score (N,) by which candidates are kept. Rows end at different times, so it
+    looks at the target through `in_lanes` itself.
+    """
+
+    start: Callable[[Tensor], Tensor]
+    search: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Attack:
@@ -51,11 +64,16 @@ class Attack:
     batch: int
     samples: int
 
+    @property
+    def rows(self) -> int:
+        """How many latents are searched together: `batch`, unless each of them shows several pictures at a time."""
+        return self.batch
+
     def problems(self, view: View, prior: Prior) -> list[str]:
         """Everything that keeps this attack from running on this view and prior."""
         return []
 
-    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe | Walk:
         raise TypeError(f"{type(self).__name__} must define recipe()")
 
 
@@ -81,14 +99,16 @@ def invert(
 def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:
     began, before = time.perf_counter(), view.queries
     recipe = attack.recipe(view, prior, seed=seed)
+    starts = recipe.start(wanted)  # all at once: what they ask the target is then counted once, however often a run is resumed
     queries, seconds = view.queries - before, time.perf_counter() - began
     shards = []
-    groups = wanted.split(max(1, attack.batch // attack.candidates))
-    for number, labels in enumerate(groups):
+    size = max(1, attack.rows // attack.candidates)
+    groups = list(zip(wanted.split(size), starts.split(size), strict=True))
+    for number, (labels, start) in enumerate(groups):
         name = f"shard-{number:05d}"
         if not (saved := work.load(name)):
             began, before = time.perf_counter(), view.queries
-            tensors = _shard(attack, recipe, view, prior, labels)
+            tensors = _shard(attack, recipe, view, prior, labels, start)
             saved = (tensors, {"queries": view.queries - before, "seconds": time.perf_counter() - began})
             work.save(name, *saved)
         tensors, values = saved
@@ -99,32 +119,44 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     return Reconstructions(**joined, queries=queries, seconds=seconds)  # type: ignore[arg-type]
 
 
-def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor) -> dict[str, Tensor]:
-    start = recipe.start(labels)
+def _shard(attack: Attack, recipe: Recipe | Walk, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:
     each = labels.repeat_interleave(start.shape[1]).to(start.device)
-    batch = math.ceil(attack.batch / LANES) * LANES
+    draws = torch.arange(start.shape[1], device=start.device).expand(start.shape[:2])
+    batch = math.ceil(attack.rows / LANES) * LANES
 
-    def read_out(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read_out(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             pictures = prior.images(z)
-            return pictures, recipe.rank(pictures, y), _confidence(view, pictures, y)
+            return pictures, _confidence(view, pictures, y)
 
     parts = []
-    for z, y in zip(start.flatten(0, 1).split(batch), each.split(batch), strict=True):
-        (found,) = in_lanes(view, lambda z, y: (recipe.search(z, y),), z, y)
-        parts.append((found, *in_lanes(view, read_out, found, y)))
-    latents, pictures, rank, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
-    draws = torch.arange(start.shape[1], device=rank.device).expand(rank.shape)
+    for z, y, draw in zip(start.flatten(0, 1).split(batch), each.split(batch), draws.flatten().split(batch), strict=True):
+        found, rank = _searched(recipe, view, prior, z, y, draw)
+        parts.append((found, rank, *in_lanes(view, read_out, found, y)))
+    latents, rank, pictures, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
     latents, pictures, confidence, draws = best(rank, attack.keep, latents, pictures, confidence, draws)
     return {"images": pictures.cpu(), "labels": labels, "latents": latents.cpu(), "confidence": confidence.cpu(), "draws": draws.cpu()}
 
 
-def in_lanes(view: View, work: Callable[[Tensor, Tensor], tuple[Tensor, ...]], z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def _searched(recipe: Recipe | Walk, view: View, prior: Prior, z: Tensor, y: Tensor, draws: Tensor) -> tuple[Tensor, ...]:
+    """Latents after the search, and the score of each by which candidates are kept."""
+    if isinstance(recipe, Walk):
+        return recipe.search(z, y, draws)
+
+    def work(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        found = recipe.search(z, y)
+        with torch.no_grad():
+            return found, recipe.rank(prior.images(found), y)
+
+    return in_lanes(view, work, z, y)
+
+
+def in_lanes(view: View, work: Callable[..., tuple[Tensor, ...]], *columns: Tensor) -> tuple[Tensor, ...]:
     """Run `work` with its rows filled up to a multiple of LANES, and hand back the real ones; filling is not counted as queries."""
-    real, full = len(z), math.ceil(len(z) / LANES) * LANES
-    rows = torch.arange(full, device=z.device).clamp(max=real - 1)
+    real, full = len(columns[0]), math.ceil(len(columns[0]) / LANES) * LANES
+    rows = torch.arange(full, device=columns[0].device).clamp(max=real - 1)
     before = view.queries
-    results = work(z[rows], y[rows])
+    results = work(*(column[rows] for column in columns))
     view.queries = before + (view.queries - before) * real // full
     return tuple(result[:real] for result in results)
 

@@ -116,7 +116,7 @@ def _warnings(rows: Rows, prior_rows: Rows, manifold: float | None, only_one: fl
     success = _mean(rows, "target_top1") if "target_top1" in rows.columns else 1.0
     if success < LOW_TARGET_SUCCESS:
         found.append(
-            f"the target itself says y for only {success:.0%} of the reconstructions: the attack did not optimise, which may be masked gradients and not privacy"
+            f"the target itself says y for only {success:.0%} of the reconstructions: the attack did not take hold (masked gradients, or no start for these people), which is not privacy"
         )
     chance = max((_mean(prior_rows, name) for name in prior_rows.columns if name.startswith("top1_")), default=0.0)
     if chance > LUCKY_PRIOR:

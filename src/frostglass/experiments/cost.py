@@ -146,10 +146,13 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
         images = config.steps * config.batch * config.critic_steps
         return f"{config.steps:,} steps of {config.critic_steps} × {config.batch} images", images * once(_critic_seconds, config, shape)
     if name == "attack":
-        latents = people * config.candidates * config.steps
         generator = once(_critic_seconds, exp.prior, shape) / 4 if hasattr(exp.prior, "networks") else 0.002
         each = once(_training_seconds, exp.target, identities, shape) + generator
-        return f"{people} people × {config.candidates} candidates × {config.steps} steps", latents * each
+        latents, text = people * config.candidates, f"{people} people × {config.candidates} candidates"
+        if hasattr(config, "steps"):
+            return f"{text} × {config.steps} steps", latents * config.steps * each
+        # Without gradients a look is a forward pass, a third of the work; the whole budget is the most it can take.
+        return f"{text} × up to {config.budget:,} queries", (latents * config.budget + config.tries) * each / 3
     if name == "scores":
         return f"{people * exp.attack.keep} pictures", 2.0 + private / 2000
     return "", 0.5
