@@ -157,10 +157,10 @@ def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
         )
 
 
-def check_training(config: Training, target: Target, defenses: Sequence[Defense]) -> None:
+def check_training(config: Training, target: Target, defenses: Sequence[Defense], records: int) -> None:
     """Refuse defenses that cannot work on a prepared network with this recipe, before anything is computed."""
     check_strength(config, defenses)
-    if not config.weights and (found := compose.problems(defenses, target, config.batch)):
+    if not config.weights and (found := compose.problems(defenses, target, Size(records, config.batch, config.epochs))):
         raise ConfigError(found)
 
 
@@ -178,19 +178,21 @@ def train_target(
     A first stage that a defense or `config.start` asks for is trained here too, unless its result is given as `start`. Resumes from the
     last finished epoch in `work` with the same result as an uninterrupted run.
     """
+    if isinstance(defenses, Defense) or not all(isinstance(defense, Defense) for defense in defenses):
+        raise ConfigError(f"expected a list of defenses such as [Mid(weight=0.01)], got {defenses!r}")
     compose.check_composition(defenses)
     check_strength(config, defenses)
     if len(split.train) < 2:
         raise ModelError(f"training needs at least 2 images, got {len(split.train)}")
     if first := first_stage(config, defenses):
-        check_training(config, untrained(config, split.classes, split.train.shape, defenses, seed=seed), defenses)
+        check_training(config, untrained(config, split.classes, split.train.shape, defenses, seed=seed), defenses, len(split.train))
         if start is None:
             before = seed_for(seed, "stage")
             start = train_target(first.config, stage_split(split, first.data, seed=before), first.defenses, seed=before)
     elif start is not None:
         raise ConfigError("a first stage was given, and neither target.start nor a defense asks for one: leave it out")
     target = untrained(config, split.classes, split.train.shape, defenses, seed=seed, start=start or config.starting_file)
-    check_training(config, target, defenses)
+    check_training(config, target, defenses, len(split.train))
     if config.weights:
         load_weights(target.module, config.weights)
         history: list[dict[str, float]] = []
@@ -225,7 +227,9 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
 
     fabric = Fabric(accelerator=default_device().type, devices=1)
     compose.begin(defenses, target, split.train, seed=seed)
-    check_training(config, target, defenses)  # again: a boundary chosen by data may have frozen what another defense needs
+    check_training(
+        config, target, defenses, len(split.train)
+    )  # again: a boundary chosen by data may have frozen what another defense needs
     trainable = [p for p in target.module.parameters() if p.requires_grad]
     rule = compose.optimizer(defenses, target.module, _optimizer(config, trainable), Size(len(split.train), config.batch, config.epochs))
     module, optimizer = fabric.setup(target.module, rule)

@@ -101,7 +101,7 @@ class Target:
 
     def view(self, access: Iterable[Capability]) -> "View":
         """What an attacker granted `access` may touch of this target."""
-        return View(self, frozenset(access))
+        return View(self, frozenset([access] if isinstance(access, str) else access))  # type: ignore[list-item]
 
     def fit(self, images: Tensor) -> Tensor:
         """Pictures of any size, grey or colour, brought to what this target takes, differentiably."""
@@ -138,6 +138,8 @@ class View:
 
     def averaged(self, samples: int) -> "View":
         """This view through the mean logits (or the commonest label) of several passes, for targets that add noise; its queries count here too."""
+        if not isinstance(samples, int) or samples < 1:
+            raise ConfigError(f"samples must be a whole number of at least 1, got {samples!r}")
         return View(self._target, self.access, self._samples * samples, self._counter)
 
     @property

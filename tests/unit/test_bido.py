@@ -44,7 +44,7 @@ def test_off_touches_nothing():
     assert off.replaces() == frozenset()
     assert not off.couples_samples()
     assert off.taps(made) == ()
-    assert off.problems(replace(made, classes=("one",), taps=("nowhere",)), 2) == []
+    assert off.problems(replace(made, classes=("one",), taps=("nowhere",)), Size(1000, 2, 1)) == []
     assert off.losses(batch_of(made)) == {}
     assert off.facts(made, SIZE) == {}
 
@@ -179,8 +179,8 @@ def test_taps_are_the_targets_own_or_those_named():
     made = tapped_target()
     assert Bido().taps(made) == TAPS
     assert Bido(layers=("4",)).taps(made) == ("4",)
-    assert Bido(layers=("4",)).facts(made, SIZE) == {"taps": ["4"]}
-    assert Bido().problems(made, 8) == []
+    assert Bido(layers=("4",)).facts(made, SIZE)["taps"] == ["4"]
+    assert Bido().problems(made, Size(1000, 8, 1)) == []
 
 
 def test_only_taps_that_learn_are_read():
@@ -192,8 +192,8 @@ def test_only_taps_that_learn_are_read():
     for weight in made.module[2].parameters():
         weight.requires_grad_(False)
     assert Bido().taps(made) == ("4",)
-    assert Bido().facts(made, SIZE) == {"taps": ["4"]}
-    assert Bido().problems(made, 16) == []
+    assert Bido().facts(made, SIZE)["taps"] == ["4"]
+    assert Bido().problems(made, Size(1000, 16, 1)) == []
 
 
 def deep_target():
@@ -203,20 +203,20 @@ def deep_target():
 
 
 def problem(defense, made, batch):
-    found = defense.problems(made, batch)
+    found = defense.problems(made, Size(1000, batch, 1))
     assert len(found) == 1
     assert "\n" not in found[0]
     return found[0]
 
 
 def test_batches_too_small_for_two_identities_are_a_problem():
-    assert Bido().problems(tapped_target(), 8) == []
+    assert Bido().problems(tapped_target(), Size(1000, 8, 1)) == []
     assert "batches of 7 have no room for 2 identities of 4 pictures: raise target.batch to at least 8" in problem(
         Bido(), tapped_target(), 7
     )
     assert "batches of 3 pictures are too small" in problem(Bido(per_identity=0), tapped_target(), 3)
     assert "batches of 3 have no room for 2 identities of 2" in problem(Bido(per_identity=2), tapped_target(), 3)
-    assert Bido(per_identity=0).problems(tapped_target(), 4) == []
+    assert Bido(per_identity=0).problems(tapped_target(), Size(1000, 4, 1)) == []
 
 
 def test_a_single_class_is_a_problem():
@@ -242,7 +242,7 @@ def test_taps_that_are_all_frozen_are_a_problem_and_never_a_silent_nothing():
 
 
 def test_every_problem_is_told_at_once():
-    assert len(Bido(layers=("9",)).problems(replace(target(), classes=("only one",)), 2)) == 3
+    assert len(Bido(layers=("9",)).problems(replace(target(), classes=("only one",)), Size(1000, 2, 1))) == 3
 
 
 @pytest.mark.parametrize(
@@ -261,3 +261,8 @@ def test_every_problem_is_told_at_once():
 def test_impossible_parameters_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         Bido(**values)
+
+
+def test_a_reader_is_told_the_batches():
+    assert Bido().facts(tapped_target(), Size(100, 64, 1))["batch"] == f"{len(tapped_target().classes)} people × 4"  # fewer people than 16
+    assert Bido(per_identity=0).facts(tapped_target(), Size(100, 64, 1))["batch"] == "shuffled"

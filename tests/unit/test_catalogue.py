@@ -48,7 +48,7 @@ def test_every_parameter_has_a_type_and_a_default_that_it_takes(kind, name):
 
 def test_a_docstring_is_split_into_text_and_arguments():
     facts = describe("gmi")
-    assert facts["kind"] == "attacks"
+    assert facts["kind"] == "attack"
     assert facts["file"] == "frostglass.attacks.gmi"
     assert "Paper: " in facts["text"]
     assert "Args:" not in facts["text"] + facts["arguments"]
@@ -95,3 +95,11 @@ def test_unknown_names():
         describe("calorr")
     with pytest.raises(ConfigError, match=r"no kind named 'attack': did you mean 'attacks'\? known: attacks, datasets, defenses"):
         entries("attack")
+
+
+def test_a_section_of_a_config_has_a_page():
+    facts = describe("target")
+    assert facts["kind"] == "config section"
+    named = {parameter["name"] for parameter in facts["parameters"]}
+    assert {"start", "start_parts", "milestones", "jitter", "keep"} <= named
+    assert all(name in facts["arguments"] for name in named)

@@ -240,7 +240,7 @@ def test_show_explains_a_method(name):
     done = frostglass("show", name)
     assert (done.code, done.err) == (0, "")
     facts = json.loads(frostglass("show", name, "--json").out)
-    assert done.out.startswith(f"{name} ({facts['kind'][:-1]}, {facts['file']})\n\n{facts['text']}")
+    assert done.out.startswith(f"{name} ({facts['kind']}, {facts['file']})\n\n{facts['text']}")
     for parameter in facts["parameters"]:
         value = (
             "required"

@@ -149,3 +149,13 @@ def test_assign_makes_tables_on_the_way():
 )
 def test_every_shipped_config_loads(path):
     assert experiments(read_config(path))
+
+
+def test_defenses_alone_and_in_a_grid_are_refused():
+    with pytest.raises(ConfigError, match=r"defenses: given alone and in \[grid\], and only one can count"):
+        expand({"defenses": [{"name": "calor"}], "grid": {"defenses": [[]]}})
+
+
+def test_one_experiment_has_no_grid():
+    with pytest.raises(ConfigError, match=r"grid: one experiment has none"):
+        Experiment.parse({"grid": {"seed": [0, 1]}})

@@ -155,7 +155,7 @@ def test_networks_that_add_in_place_keep_their_names_and_give_true_gradients(nam
     assert find_head(ready.module, ready.image_shape) == ready.head
     assert len(find_taps(ready.module, ready.image_shape)) == 3
     before = deepcopy(ready.module)
-    assert defense.problems(ready, 8) == []
+    assert defense.problems(ready, Size(1000, 8, 1)) == []
     assert same_weights(before, ready.module)
     pixels, labels = pictures(2, side=32)
     module = ready.module.double()
@@ -216,7 +216,7 @@ def test_noise_inside_the_forward_pass():
     module, (pixels, labels) = network(torch.float32), pictures(2)
     module[-1] = NoisyHead(64, 4)
     defense = Dpsgd(noise=0, clip=0.3)
-    assert defense.problems(replace(tiny_target(), module=module, head="5.decode"), 8) == []
+    assert defense.problems(replace(tiny_target(), module=module, head="5.decode"), Size(1000, 8, 1)) == []
     module.double()
     with seeded(1, "code"):
         draws = torch.randn(2, 5, dtype=torch.float64)
@@ -235,7 +235,7 @@ def test_frozen_weights_are_neither_noised_nor_counted_in_the_norm():
     module[0].requires_grad_(False)
     module[1].requires_grad_(False).eval()
     before = deepcopy(module)
-    assert Dpsgd().problems(replace(tiny_target(), module=deepcopy(module).float(), head="5"), 8) == []
+    assert Dpsgd().problems(replace(tiny_target(), module=deepcopy(module).float(), head="5"), Size(1000, 8, 1)) == []
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.1)
     optimizer = Dpsgd(noise=0, clip=0.1).optimizer(
         module, torch.optim.SGD(module.parameters(), lr=1.0), SIZE
@@ -440,19 +440,19 @@ def test_what_a_reader_is_told():
 def test_batch_norm_is_refused():
     target = tiny_target()
     message = 'dpsgd: BatchNorm layers (1) mix the samples of a batch, which voids the guarantee: use norm = "group"'
-    assert compose.problems([Dpsgd(norm="keep")], target, 8) == [message]
-    many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), 8)
+    assert compose.problems([Dpsgd(norm="keep")], target, Size(1000, 8, 1)) == [message]
+    many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), Size(1000, 8, 1))
     assert "(bn1, layer1.0.bn1, layer1.0.bn2, layer1.1.bn1, layer1.1.bn2 and 15 more)" in many[0]
     for both in ([Dpsgd(), Calor(rank=2, pre_norm=True)], [Calor(rank=2, pre_norm=True), Dpsgd()]):  # heads come first in any order
-        assert compose.problems(both, compose.prepare(both, tiny_target(), seed=0), 8) == []
+        assert compose.problems(both, compose.prepare(both, tiny_target(), seed=0), Size(1000, 8, 1)) == []
 
 
 def test_a_norm_with_one_value_a_group_is_refused():
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
-    (problem,) = Dpsgd().problems(Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0), 8)
+    (problem,) = Dpsgd().problems(Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0), Size(1000, 8, 1))
     assert problem == "the norms 2 see one value at a time and would erase it: use another model or larger pictures"
     small = Dpsgd(norm="instance").prepare(built("timm:resnet18"), seed=0)
-    (problem,) = Dpsgd(noise=0, clip=None, norm="instance").problems(small, 8)  # also where only the norms are changed
+    (problem,) = Dpsgd(noise=0, clip=None, norm="instance").problems(small, Size(1000, 8, 1))  # also where only the norms are changed
     assert problem.startswith("the norms layer4.0.bn1, ")
     assert problem.endswith('use norm = "group"')
 
@@ -507,7 +507,7 @@ class Remembers(nn.Module):
 def test_networks_whose_pictures_cannot_be_told_apart_are_refused(layer, message):
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), layer, nn.Linear(8, 4))
     state = deepcopy(net.state_dict())
-    (problem,) = Dpsgd(norm="keep").problems(replace(tiny_target(), module=net, head="3"), 8)
+    (problem,) = Dpsgd(norm="keep").problems(replace(tiny_target(), module=net, head="3"), Size(1000, 8, 1))
     assert message in problem
     assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
     assert all(weight.grad is None for weight in net.parameters())
@@ -516,7 +516,7 @@ def test_networks_whose_pictures_cannot_be_told_apart_are_refused(layer, message
 def test_the_trial_does_not_disturb_the_global_generator():
     target = Dpsgd().prepare(tiny_target(), seed=0)  # it has dropout
     before = torch.get_rng_state()
-    assert Dpsgd().problems(target, 8) == []
+    assert Dpsgd().problems(target, Size(1000, 8, 1)) == []
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -545,7 +545,7 @@ def test_off_does_nothing():
     before = deepcopy(target.module)
     assert off.prepare(target, seed=0) is target
     assert same_weights(before, target.module)
-    assert off.problems(target, 8) == []
+    assert off.problems(target, Size(1000, 8, 1)) == []
     rule = torch.optim.SGD(target.module.parameters(), lr=1.0)
     assert off.optimizer(target.module, rule, SIZE) is rule
     assert residue(target.module) == residue(before)
@@ -596,14 +596,14 @@ def without_opacus(monkeypatch):
 
 @pytest.mark.usefixtures("without_opacus")
 def test_without_opacus():
-    needs = pytest.raises(ConfigError, match=r"dpsgd needs Opacus: install it with `pip install 'frostglass\[dp\]'`")
+    needs = pytest.raises(ConfigError, match=r"dpsgd needs Opacus \(.+\): install it with `pip install 'frostglass\[dp\]'`")
     target = Dpsgd().prepare(tiny_target(), seed=0)  # a stored model can be built and attacked without it
     with needs:
-        Dpsgd().problems(target, 8)
+        Dpsgd().problems(target, Size(1000, 8, 1))
     with needs:
         Dpsgd().optimizer(target.module, torch.optim.SGD(target.module.parameters(), lr=1.0), SIZE)
     with needs:
         Dpsgd().facts(target, SIZE)
     off = Dpsgd(**Dpsgd.off)
-    assert off.problems(tiny_target(), 8) == []
+    assert off.problems(tiny_target(), Size(1000, 8, 1)) == []
     assert off.facts(target, SIZE) == {}

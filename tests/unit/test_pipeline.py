@@ -9,9 +9,10 @@ import torch
 
 from frostglass.data.faces import Faces
 from frostglass.data.splits import make_split
+from frostglass.errors import RunError
 from frostglass.experiments import pipeline
 from frostglass.experiments.config import Experiment, experiments
-from frostglass.experiments.cost import estimate
+from frostglass.experiments.cost import estimate, problems
 from frostglass.experiments.grid import run_all, summary, write_run
 from frostglass.experiments.pipeline import run
 from frostglass.experiments.store import Store
@@ -186,3 +187,20 @@ def test_a_training_on_public_people_never_touches_private_pictures():
     assert made.classes == split.public.names
     with pytest.raises((PrivateError, AttributeError)):  # the pictures of `guarded` are gone
         pipeline._train(config, guarded, (), "private", "", None, seed=0, work=NoWork())
+
+
+def test_what_a_run_would_refuse_is_found_beforehand():
+    few = STAGED | {"data": STAGED["data"] | {"public_images": 2}}
+    assert problems(experiments(few)) == [
+        "data: a training on public people needs at least 2 of them with 3 or more pictures each, got 60 pictures of 30 named people: "
+        "give public pictures in one folder per person, or raise data.public_images"
+    ]
+    loose = TOY | {"defenses": [{"name": "dpsgd", "delta": 0.5}]}
+    (problem,) = problems(experiments(loose))
+    assert problem.startswith("target: dpsgd: delta must be below one over the 22 training pictures")
+
+
+def test_a_failure_names_the_model_of_the_grid(tmp_path):
+    wild = TOY | {"grid": {"defenses": [[], [{"name": "mid", "weight": 1e38}]]}}
+    with pytest.raises(RunError, match=r"^mid: cnn: the loss is not finite"):
+        run_all(wild, Store(tmp_path))

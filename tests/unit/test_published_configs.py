@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense
+from frostglass.defenses.base import Defense, Size
 from frostglass.experiments.config import experiments, read_config
 from frostglass.models.base import models
 from frostglass.training import untrained
@@ -219,7 +219,7 @@ def test_every_target_can_be_built_with_its_defenses(name):
     classes = tuple(map(str, range(CLASSES[name.split("/")[0]])))
     for experiment in read(name):
         target = untrained(experiment.target, classes, experiment.data.image_shape, experiment.defenses, seed=0)
-        assert compose.problems(experiment.defenses, target, experiment.target.batch) == []
+        assert compose.problems(experiment.defenses, target, Size(27018, experiment.target.batch, experiment.target.epochs)) == []
         for defense in experiment.defenses:
             if defense.name == "transfer" and defense.boundary == "parameters":
                 assert trainable(target) == pytest.approx(defense.parameters, abs=0.06e6)

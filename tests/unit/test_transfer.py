@@ -211,7 +211,7 @@ def test_the_stage_takes_the_targets_settings():
 
 
 def test_public_people_need_pictures_enough():
-    with pytest.raises(DataError, match=r"at least 2 of them with 3 or more pictures each, got 5 pictures of 5 people"):
+    with pytest.raises(DataError, match=r"at least 2 of them with 3 or more pictures each, got 5 pictures of 5 named people"):
         public_people(images(5, 5, names="stranger"), seed=0)
     people = public_people(images(40, 5, names="stranger"), seed=0)
     assert people.classes == tuple(f"stranger {i}" for i in range(5))

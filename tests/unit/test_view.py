@@ -89,3 +89,9 @@ def test_images_refuse_what_is_not_bytes():
         Images(pixels=torch.zeros(1, 3, 4, 4), labels=torch.zeros(1), names=("a",), sources=("a",))
     with pytest.raises(DataError, match="1 pictures, 2 labels and 1 sources"):
         Images(pixels=torch.zeros(1, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(2), names=("a",), sources=("a",))
+
+
+@pytest.mark.parametrize("samples", [0, -1, 1.5, None])
+def test_samples_must_be_a_count(samples):
+    with pytest.raises(ConfigError, match="samples must be a whole number of at least 1"):
+        target().view("scores").averaged(samples)

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from frostglass.errors import ConfigError, RunError
 from frostglass.experiments.catalogue import describe, entries
 from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.cost import estimate, problems
-from frostglass.experiments.grid import run_all, summary, write_run
+from frostglass.experiments.grid import run_all, summary, versions, write_run
 from frostglass.experiments.store import Store
 from frostglass.report.build import build_report
 from frostglass.runtime import default_device
@@ -110,7 +110,8 @@ def _print_scores(facts: dict[str, Any]) -> None:
         "queries",
         "seconds",
     ):
-        table.add_column(column, justify="left" if column == "audit" else "right", no_wrap=True)
+        # A long label wraps; a figure never loses a digit.
+        table.add_column(column, justify="left" if column == "audit" else "right", no_wrap=column != "audit", overflow="fold")
     for audit in facts["audits"]:
         scores = audit["scores"]
         table.add_row(
@@ -177,7 +178,7 @@ def show_method(name: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, default=str))
         return
-    print(f"{facts['name']} ({facts['kind'].removesuffix('s')}, {facts['file']})\n\n{facts['text']}")
+    print(f"{facts['name']} ({facts['kind']}, {facts['file']})\n\n{facts['text']}")
     if facts["parameters"]:
         print("\nParameters:")
         for parameter in facts["parameters"]:
@@ -195,7 +196,7 @@ def diagnose(store: Path, *, as_json: bool) -> None:
     _check_device()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in ("frostglass", "torch", "torchvision", "timm", "lightning-fabric")},
+        "versions": versions(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1) if hasattr(os, "sysconf") else None,

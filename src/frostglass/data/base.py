@@ -32,6 +32,10 @@ class Dataset(Protocol):
         """About how many private identities, private pictures and public pictures there are; found without reading a picture."""
         ...
 
+    def public_people(self) -> list[int]:
+        """About how many pictures there are of each public person who has a name; found without reading a picture."""
+        ...
+
     def files(self) -> list[Path]:
         """The files the tables are read from; a result is made anew when one of them changes."""
         ...

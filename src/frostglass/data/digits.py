@@ -35,6 +35,9 @@ class Digits:
     def counts(self) -> tuple[int, int, int]:
         return len(self.private_classes), 180 * len(self.private_classes), 180 * len(self.public_classes)
 
+    def public_people(self) -> list[int]:
+        return [180] * len(self.public_classes)
+
     def files(self) -> list[Path]:
         return []
 

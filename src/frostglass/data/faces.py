@@ -58,6 +58,9 @@ class Faces:
     def counts(self) -> tuple[int, int, int]:
         return self.identities, self.identities * self.images, self.public_identities * self.public_images
 
+    def public_people(self) -> list[int]:
+        return [self.public_images] * self.public_identities
+
     def files(self) -> list[Path]:
         return []
 

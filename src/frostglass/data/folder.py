@@ -42,6 +42,10 @@ class Folder:
         private, public = _catalogue(self.private), _catalogue(self.public)
         return len(private.names), len(private.files), len(public.files)
 
+    def public_people(self) -> list[int]:
+        public = _catalogue(self.public)
+        return [public.labels.count(label) for label in range(len(public.names))]
+
     def files(self) -> list[Path]:
         return _catalogue(self.private).files + _catalogue(self.public).files
 

@@ -47,6 +47,9 @@ class Mnist:
         each = min(6000, self.images_per_class or 6000)
         return len(self.private_classes), each * len(self.private_classes), each * len(self.public_classes)
 
+    def public_people(self) -> list[int]:
+        return [min(6000, self.images_per_class or 6000)] * len(self.public_classes)
+
     def files(self) -> list[Path]:
         return [_find(self.root, name) for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
 

@@ -59,15 +59,20 @@ def make_split(dataset: Dataset, *, test_fraction: float = 0.2, validation_fract
     return split
 
 
+def check_people(pictures: Sequence[int]) -> None:
+    """Refuse public people of whom too few have pictures enough to train on; `pictures` counts those of each."""
+    if sum(count >= FEWEST for count in pictures) < 2:
+        raise DataError(
+            f"a training on public people needs at least 2 of them with {FEWEST} or more pictures each, got {sum(pictures)} pictures of "
+            f"{len(pictures)} named people: give public pictures in one folder per person, or raise data.public_images"
+        )
+
+
 def public_people(images: Images, *, seed: int) -> Split:
     """The public people as classes of their own, to pre-train on: those with enough pictures for train, validation and test."""
     counts = torch.bincount(images.labels, minlength=len(images.names)) if images.names else torch.zeros(0, dtype=torch.long)
+    check_people(counts.tolist())
     kept = (counts >= FEWEST).nonzero().flatten()
-    if len(kept) < 2:
-        raise DataError(
-            f"a training on public people needs at least 2 of them with {FEWEST} or more pictures each, got {len(images)} pictures of "
-            f"{len(images.names) or 'unnamed'} people: give public pictures in one folder per person, or raise data.public_images"
-        )
     number = torch.full((len(images.names),), -1).scatter(0, kept, torch.arange(len(kept)))
     mine = images.at((number[images.labels] >= 0).nonzero().flatten())
     people = replace(mine, labels=number[mine.labels], names=tuple(images.names[i] for i in kept.tolist()))

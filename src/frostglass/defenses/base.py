@@ -109,8 +109,8 @@ class Defense:
         """Change the freshly built network before training (and again, the same way, before loading its weights)."""
         return target
 
-    def problems(self, target: Target, batch: int) -> list[str]:
-        """Everything that keeps this defense from working on the prepared network with batches of this size; nothing is computed."""
+    def problems(self, target: Target, size: Size) -> list[str]:
+        """Everything that keeps this defense from working on the prepared network in a training of this size; nothing is computed."""
         return []
 
     def begin(self, target: Target, images: Images, *, seed: int) -> None:

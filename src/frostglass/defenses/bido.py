@@ -72,10 +72,10 @@ class Bido(Defense):
     def couples_samples(self) -> bool:
         return self.active
 
-    def problems(self, target: Target, batch: int) -> list[str]:
+    def problems(self, target: Target, size: Size) -> list[str]:
         if not self.active:
             return []
-        found = []
+        found, batch = [], size.batch
         if self.per_identity and batch < 2 * self.per_identity:
             found.append(
                 f"batches of {batch} have no room for 2 identities of {self.per_identity} pictures: "
@@ -125,4 +125,7 @@ class Bido(Defense):
         return terms
 
     def facts(self, target: Target, size: Size) -> dict[str, Any]:
-        return {"taps": list(self.taps(target))} if self.active else {}
+        if not self.active:
+            return {}
+        people = min(size.batch // self.per_identity, len(target.classes)) if self.per_identity else 0
+        return {"taps": list(self.taps(target)), "batch": f"{people} people × {self.per_identity}" if people else "shuffled"}

@@ -57,7 +57,7 @@ class Calor(Defense):
         gain 1 (89.4 %); it is off, as in the paper.
 
     Args:
-        rank: width of the bottleneck, below the number of features and classes; 0 leaves the head as it is. Published: 30, 50, 32.
+        rank: width of the bottleneck, at most the number of features and of classes; 0 leaves the head as it is. Published: 30, 50, 32.
         activation: tanh (published), or identity, relu, sigmoid for its ablation.
         a: scale of the adapted loss; 0 keeps cross-entropy to the end (the paper's LoR ablation).
         b: sharpness; the confidence aimed at is exp(-1/b).

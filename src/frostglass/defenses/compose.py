@@ -60,8 +60,8 @@ def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target
     return target
 
 
-def problems(defenses: Sequence[Defense], target: Target, batch: int) -> list[str]:
-    return [f"{defense.name}: {problem}" for defense in defenses for problem in defense.problems(target, batch)]
+def problems(defenses: Sequence[Defense], target: Target, size: Size) -> list[str]:
+    return [f"{defense.name}: {problem}" for defense in defenses for problem in defense.problems(target, size)]
 
 
 def begin(defenses: Sequence[Defense], target: Target, images: Images, *, seed: int) -> None:

@@ -1,6 +1,7 @@
 """DP-SGD: the gradient of each picture is clipped and noise is added to their sum, computed by Opacus."""
 
 import math
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
@@ -31,8 +32,8 @@ def opacus_classes() -> tuple[Callable[..., Any], Callable[..., Any]]:
         from opacus.grad_sample import GradSampleHooks
         from opacus.grad_sample.functorch import prepare_layer
         from opacus.optimizers import DPOptimizer
-    except ModuleNotFoundError as error:
-        raise ConfigError("dpsgd needs Opacus: install it with `pip install 'frostglass[dp]'`") from error
+    except ImportError as error:
+        raise ConfigError(f"dpsgd needs Opacus ({first_line(error)}): install it with `pip install 'frostglass[dp]'`") from error
 
     class SampleGradients(GradSampleHooks):
         """Hooks that leave each picture's gradient in `grad_sample` of every trainable weight, until `cleanup()`.
@@ -157,7 +158,9 @@ def epsilon(noise: float, rate: float, steps: int, delta: float, accountant: str
 
     renyi, numeric = RDPAccountant(), PRVAccountant()
     renyi.history = numeric.history = [(noise, rate, steps)]
-    bound = float(renyi.get_epsilon(delta, alphas=ORDERS))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Optimal order is the", UserWarning)  # the bound holds at any order; it is only less tight
+        bound = float(renyi.get_epsilon(delta, alphas=ORDERS))
     return (float(numeric.get_epsilon(delta)), "prv") if accountant == "prv" and rate < 1 and bound <= PRV_LIMIT else (bound, "rdp")
 
 
@@ -183,8 +186,8 @@ class Dpsgd(Defense):
         delta: δ, the probability with which the promise may fail; below one over the number of pictures.
         norm: what batch norm becomes, because it mixes pictures: "group" with gcd(32, channels) groups, "instance" with a group a channel;
             weights are carried over, running statistics are lost. "keep" changes nothing, and is refused if there is batch norm.
-        accountant: "rdp", an upper bound for any noise, or "prv", about a tenth tighter; above ε = 50 prv would need gigabytes, and rdp's
-            bound is given (and named) instead. That is why rdp is the default.
+        accountant: "rdp", an upper bound for any noise, or "prv", about a tenth tighter; above ε = 50 prv would need gigabytes, and
+            where every picture is in every batch it does not apply: rdp's bound is given (and named) instead. That is why rdp is the default.
     """
 
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -216,13 +219,17 @@ class Dpsgd(Defense):
                         setattr(parent, name, swapped(layer, self.norm))
         return target
 
-    def problems(self, target: Target, batch: int) -> list[str]:
+    def problems(self, target: Target, size: Size) -> list[str]:
         images = noise_images(target.module, target.image_shape, 2)
         if self.norm != "keep" and (blind := blind_norms(deepcopy(target.module), images)):
             other = "another model or larger pictures" if self.norm == "group" else 'norm = "group"'
             return [f"the norms {listed(blind)} see one value at a time and would erase it: use {other}"]
         if self.clip is None:
             return []
+        if self.delta * size.records >= 1:
+            return [
+                f"delta must be below one over the {size.records} training pictures, or a picture may simply be published; got {self.delta}"
+            ]
         mixing = [name for name, layer in target.module.named_modules() if isinstance(layer, _BatchNorm)]
         if mixing:
             remedy = 'use norm = "group"' if self.norm == "keep" else "choose another model"
@@ -240,10 +247,6 @@ class Dpsgd(Defense):
     def optimizer(self, module: nn.Module, optimizer: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
         if self.clip is None:
             return optimizer
-        if self.delta * size.records >= 1:
-            raise ConfigError(
-                f"dpsgd.delta must be below one over the {size.records} training pictures, got {self.delta}: with it a picture may simply be published"
-            )
         expected = min(size.records, size.batch)
         return opacus_classes()[1](optimizer, module, noise=self.noise, clip=self.clip, batch=expected)
 

@@ -10,14 +10,17 @@ from frostglass.attacks.base import attacks
 from frostglass.data.base import datasets
 from frostglass.defenses.base import defenses
 from frostglass.errors import ConfigError
+from frostglass.experiments.config import Fractions, Judging
 from frostglass.metrics.base import metrics
 from frostglass.models.base import models
 from frostglass.priors.base import priors
 from frostglass.registry import Registry, nearest
+from frostglass.training import Training
 
 KINDS: dict[str, Registry] = {
     "datasets": datasets, "models": models, "defenses": defenses, "priors": priors, "attacks": attacks, "metrics": metrics,
 }  # fmt: skip
+SECTIONS: dict[str, Any] = {"target": Training, "split": Fractions, "judging": Judging}
 DECIDED_BY_DATA = ("classes", "image_shape")
 
 
@@ -30,21 +33,26 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 def describe(name: str) -> dict[str, Any]:
     """One method in full: summary, text, parameters with defaults and meaning."""
+    if name in SECTIONS:
+        return _page(name, "config section", SECTIONS[name])
     for kind, registry in KINDS.items():
         if name in registry.names():
-            method = registry.get(name)
-            text = inspect.cleandoc(method.__doc__ or "")
-            body, _, arguments = text.partition("\nArgs:\n")
-            return {
-                "name": name,
-                "kind": kind,
-                "summary": _summary(method),
-                "text": body.strip(),
-                "parameters": _parameters(method),
-                "arguments": inspect.cleandoc(arguments),
-                "file": inspect.getmodule(method).__name__,  # type: ignore[union-attr]
-            }
-    raise ConfigError(f"nothing is named {name!r}: {nearest(name, [n for registry in KINDS.values() for n in registry.names()])}")
+            return _page(name, kind.removesuffix("s"), registry.get(name))
+    known = [*SECTIONS, *(n for registry in KINDS.values() for n in registry.names())]
+    raise ConfigError(f"nothing is named {name!r}: {nearest(name.lower(), known)}")
+
+
+def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
+    body, _, arguments = inspect.cleandoc(method.__doc__ or "").partition("\nArgs:\n")
+    return {
+        "name": name,
+        "kind": kind,
+        "summary": _summary(method),
+        "text": body.strip(),
+        "parameters": _parameters(method),
+        "arguments": inspect.cleandoc(arguments),
+        "file": inspect.getmodule(method).__name__,  # type: ignore[union-attr]
+    }
 
 
 def _summary(method: Any) -> str:

@@ -144,7 +144,10 @@ class _Reader:
 
     def finish(self, known: set[str], chosen: Sequence[Defense]) -> None:
         """Look at what only the whole can tell, and raise every problem found."""
-        self.problems += [f"{key}: no such section; {nearest(key, known | {'grid'})}" for key in self.values if key not in known]
+        if "grid" in self.values:
+            self.problems.append("grid: one experiment has none; read a config with a grid by frostglass.experiments.config.experiments")
+        unknown = [key for key in self.values if key not in known | {"grid"}]
+        self.problems += [f"{key}: no such section; {nearest(key, known | {'grid'})}" for key in unknown]
         self.problems += [f"defenses: {problem}" for problem in conflicts(chosen)]
         target = self.values.get("target")
         if isinstance(target, Mapping) and target.get("weights"):
@@ -168,6 +171,8 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     grid = _flat(values.get("grid", {}))
     if not isinstance(grid, Mapping) or not all(isinstance(choices, list) and choices for choices in grid.values()):
         raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1]")
+    if "defenses" in plain and "defenses" in grid:
+        raise ConfigError("defenses: given alone and in [grid], and only one can count: leave one of the two out")
     result = []
     for combination in itertools.product(*grid.values()):
         config = copy.deepcopy(plain)

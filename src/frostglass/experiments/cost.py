@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frostglass.data.base import Dataset
+from frostglass.data.splits import check_people
 from frostglass.defenses.base import Defense
 from frostglass.errors import FrostglassError
 from frostglass.experiments.config import Experiment
@@ -72,11 +73,14 @@ def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
     found, once = [], _Once()
     for _, exp in chosen:
         try:
-            classes = once(_counts, exp.data)[0]
+            classes, private, _ = once(_counts, exp.data)
         except FrostglassError as error:
             found.append(f"data: {error}")
             continue  # nobody knows how many classes a network has
-        for where, attempt, given in _attempts(exp, classes):
+        if not classes:
+            found.append("data: no private person is named: private pictures need one sub-folder per identity, named after it")
+            continue
+        for where, attempt, given in _attempts(exp, classes, private):
             try:
                 once(attempt, *given)
             except FrostglassError as error:
@@ -84,25 +88,38 @@ def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _attempts(exp: Experiment, classes: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
+def _attempts(exp: Experiment, classes: int, private: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
     """Each network of an experiment: its place in the config, and how to try it."""
     shape = exp.data.image_shape
-    yield "target", _try_classifier, (exp.target, exp.defenses, classes, shape)
+    records = int(private * (1 - exp.split.test - exp.split.validation))
+    yield "target", _try_classifier, (exp.target, exp.defenses, classes, shape, records)
     for place, config in enumerate(exp.evaluators):
-        yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape)
+        yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape, records)
+    if any(_on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
+        yield "data", _try_public_people, (exp.data,)
     yield "prior", _try_prior, (exp.prior, shape)
 
 
-def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape) -> None:
+def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape, records: int) -> None:
     """Build the network of each stage, the last one first, and fill it with the weights it begins from or is given."""
     first = first_stage(config, defenses)
     names = tuple(map(str, range(classes)))
     target = untrained(config, names, shape, defenses, seed=0, start=None if first else config.starting_file)
-    check_training(config, target, defenses)
+    check_training(config, target, defenses, records)
     if config.weights:
         load_weights(target.module, config.weights)
     if first:
-        _try_classifier(first.config, first.defenses, classes, shape)
+        _try_classifier(first.config, first.defenses, classes, shape, records)
+
+
+def _on_public_people(config: Training, defenses: Sequence[Defense]) -> bool:
+    """Whether one of the stages before a training is on public people."""
+    first = first_stage(config, defenses)
+    return first is not None and (first.data == "public" or _on_public_people(first.config, first.defenses))
+
+
+def _try_public_people(data: Dataset) -> None:
+    check_people(data.public_people())
 
 
 def _try_prior(method: Any, shape: Shape) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from frostglass.experiments.config import experiments
+from frostglass.errors import RunError
+from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.controls import worst_identities
 from frostglass.experiments.pipeline import Audit, run
 from frostglass.experiments.store import Store
@@ -45,8 +47,24 @@ class Run:
 def run_all(settings: Mapping[str, Any], store: Store) -> Run:
     """Run every experiment of a config; steps they share run once."""
     chosen = experiments(settings)
-    audits = tuple(run(experiment, store) for _, experiment in chosen)
+    audits = tuple(_run_named(label, experiment, store, several=len(chosen) > 1) for label, experiment in chosen)
     return Run(chosen[0][1].name, settings, tuple(label for label, _ in chosen), audits)
+
+
+def versions() -> dict[str, str]:
+    """The packages that results depend on, and those of the extras that are installed."""
+    installed = {name: metadata.version(name) for name in PACKAGES}
+    with suppress(metadata.PackageNotFoundError):
+        installed["opacus"] = metadata.version("opacus")
+    return installed
+
+
+def _run_named(label: str, experiment: Experiment, store: Store, *, several: bool) -> Audit:
+    """Run one experiment; a failure says which of the grid it was."""
+    try:
+        return run(experiment, store)
+    except RunError as error:
+        raise RunError(f"{label}: {error}" if several else str(error)) from error
 
 
 def write_run(result: Run, folder: Path) -> Path:
@@ -66,7 +84,7 @@ def summary(result: Run) -> dict[str, Any]:
         "format": RUN_FORMAT,
         "name": result.name,
         "settings": dict(result.settings),
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | versions(),
         "threads": torch.get_num_threads(),
         "data": {"split": first.split.key, "image_shape": first.split.train.shape, "manifest": dict(first.split.manifest)},
         "identities": [first.split.classes[label] for label in first.found.labels.tolist()],

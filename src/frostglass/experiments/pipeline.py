@@ -24,6 +24,8 @@ from frostglass.runtime import default_device, seed_for, under_prefix, with_pref
 from frostglass.training import Training, first_stage, stage_split, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
+PACKAGE = Path(__file__).resolve().parents[1]
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -126,7 +128,9 @@ def fingerprint(method: Any) -> str:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-        total.update(f"{path}\0{content}\n".encode())
+        # A file of the package itself is the same wherever it is installed.
+        name = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
+        total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest()
 
 
