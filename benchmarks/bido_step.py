@@ -42,5 +42,5 @@ def measure() -> Iterator[str]:
     labels = torch.arange(BATCH) // 4
     floor = step(config, (), pictures, labels)
     for name, defense in DEFENSES.items():
-        times, mine, theirs = ratio(step(config, (defense,), pictures, labels), floor, rounds=3)
+        times, mine, theirs = ratio(step(config, (defense,), pictures, labels), floor, rounds=9)
         yield f"{name} training step, vgg16, batch {BATCH}: {times:.3f} × undefended (limit {LIMIT}); {mine:.2f} s against {theirs:.2f} s"
