@@ -41,7 +41,7 @@ def augment(
         side = _uniform(crop, 1.0, (count,), dice).sqrt()
         images = resized_crop(images, side, _uniform(-1.0, 1.0, (2, count), dice) * (1 - side))
     colour = images.shape[1] == 3
-    for change, strength in zip((brightened, contrasted, saturated), jitter, strict=False):  # hue, the fourth, is no factor
+    for change, strength in zip((brightened, contrasted, saturated), jitter[:3], strict=True):  # hue, the fourth, is no factor
         if strength and (colour or change is not saturated):
             images = change(images, _uniform(max(0.0, 1 - strength), 1 + strength, (count, 1, 1, 1), dice))
     if jitter[3] and colour:
