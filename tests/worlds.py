@@ -1,5 +1,7 @@
 """Tiny worlds for tests: networks and data small enough to train in a blink, and linear ones whose answers are known."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -37,9 +39,36 @@ def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> P
             nn.Unflatten(1, shape),
         )
         judge = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 1))
+        student = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 4))
     return Prior(
-        generator=generator, critic=judge if critic else None, latent=latent, image_shape=shape, saw=identity_hashes([]), key="prior"
+        generator=generator,
+        critic=judge if critic else None,
+        latent=latent,
+        image_shape=shape,
+        saw=identity_hashes([]),
+        students=(student,),
+        features=torch.stack([torch.zeros(128), torch.ones(128)]),
+        key="prior",
     )
+
+
+def conditional_prior(condition: str) -> Prior:
+    """A prior whose generator is given a label, or a hint that says the same, and marks a corner of each picture with an eighth of it."""
+
+    class Marked(nn.Module):
+        def __init__(self, inner: nn.Module):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, latents, given):
+            corner = torch.zeros(SHAPE)
+            corner[0, 0, 0] = 1
+            mark = given.reshape(len(latents), 1, 1, 1) / 8 if condition == "label" else given
+            return self.inner(latents) * (1 - corner) + mark * corner
+
+    plain = prior()
+    hints = (torch.arange(4) / 8).reshape(4, 1, 1, 1) if condition == "hint" else None
+    return replace(plain, generator=Marked(plain.generator), condition=condition, hints=hints, classes=4, tied_to="target")
 
 
 def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
@@ -83,8 +112,13 @@ def split(classes: int = 4, count: int = 48) -> Split:
 class NoWork:
     """A step's workplace that keeps nothing."""
 
+    sheets = ""
+
     def __init__(self):
         self.kept = {}
+
+    def sheet(self, name, pictures):
+        pass
 
     def save(self, name, tensors, values=None):
         pass

@@ -4,7 +4,9 @@
 """
 
 import errno
+import io
 import json
+import math
 import os
 import re
 import secrets
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -111,6 +114,19 @@ def _json(path: Path, value: Any, **form: Any) -> str:
         raise StoreError(f"cannot write {path.name}, which takes plain JSON values ({error}): convert or leave out the value") from error
 
 
+def sheet_of(pictures: Tensor) -> bytes:
+    """Pictures (N, C, H, W) in [0, 1] in a square of rows and columns, as the bytes of a PNG file."""
+    count, channels, height, width = pictures.shape
+    across = math.ceil(math.sqrt(count))
+    down = math.ceil(count / across)
+    canvas = pictures.new_zeros(down * across, channels, height, width)
+    canvas[:count] = pictures.detach().clamp(0, 1)
+    tiled = canvas.unflatten(0, (down, across)).permute(0, 3, 1, 4, 2).reshape(down * height, across * width, channels)
+    data = io.BytesIO()
+    Image.fromarray(tiled.mul(255).round().byte().cpu().numpy().squeeze()).save(data, format="PNG")
+    return data.getvalue()
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable: a rename is only safe from a power cut once its folder is synced."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -159,6 +175,7 @@ class Work:
         self.folder = folder
         self._on_progress = on_progress
         self._before_save = before_save
+        self.sheets = ""  # where the last sheet is, for a progress note
 
     @classmethod
     def scratch(cls) -> "Work":
@@ -181,6 +198,12 @@ class Work:
     def names(self) -> list[str]:
         """The names of all checkpoints, sorted."""
         return sorted(file.stem for file in self.folder.glob("*.safetensors") if not file.name.startswith("."))
+
+    def sheet(self, name: str, pictures: Tensor) -> None:
+        """Show pictures (N, C, H, W) in [0, 1] side by side as `<name>.png`, for whoever wants to see how a training goes."""
+        file = self._file(name).with_suffix(".png")
+        write_bytes(file, sheet_of(pictures))
+        self.sheets = f", samples in {file}"
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         if self._on_progress:

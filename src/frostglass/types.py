@@ -4,6 +4,7 @@ Images are float32, NCHW, in [0, 1] wherever a function takes or returns them; `
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.errors import AccessError, ConfigError, DataError
-from frostglass.runtime import capture, noise_drawn
+from frostglass.runtime import capture, noise_drawn, straight_through
 
 Capability = Literal["labels", "scores", "gradients"]
 CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
@@ -126,13 +127,22 @@ class View:
     features. `gradients` includes `scores`, and `scores` includes `labels`.
     """
 
-    def __init__(self, target: Target, access: frozenset[Capability], samples: int = 1, counter: "list[int] | None" = None):
+    def __init__(
+        self,
+        target: Target,
+        access: frozenset[Capability],
+        samples: int = 1,
+        counter: "list[int] | None" = None,
+        *,
+        straight: bool = False,
+    ):
         unknown = sorted(set(access) - set(CAPABILITIES))
         if unknown or not access:
             raise ConfigError(f"access must name some of {', '.join(CAPABILITIES)}; got {', '.join(unknown) or 'nothing'}")
         self._target = target
         self.access = access
         self._samples = samples
+        self._straight = straight
         self._counter = [0] if counter is None else counter
         self.key = f"{target.key}:{'+'.join(sorted(access))}" + (f"×{samples}" if samples > 1 else "")
 
@@ -140,7 +150,16 @@ class View:
         """This view through the mean logits (or the commonest label) of several passes, for targets that add noise; its queries count here too."""
         if not isinstance(samples, int) or samples < 1:
             raise ConfigError(f"samples must be a whole number of at least 1, got {samples!r}")
-        return View(self._target, self.access, self._samples * samples, self._counter)
+        return View(self._target, self.access, self._samples * samples, self._counter, straight=self._straight)
+
+    def straightened(self) -> "View":
+        """This view with gradients that pass saturating layers (tanh, sigmoid) as if they were not there; what comes out stays the same."""
+        return View(self._target, self.access, self._samples, self._counter, straight=True)
+
+    @property
+    def target_key(self) -> str:
+        """The key of the target alone, whatever is granted of it."""
+        return self._target.key
 
     @property
     def queries(self) -> int:
@@ -196,7 +215,7 @@ class View:
             )
         for draw in range(self._samples):
             self._counter[0] += len(images)
-            with noise_drawn(self.module, draw):
+            with noise_drawn(self.module, draw), straight_through(self.module) if self._straight else nullcontext():
                 made = self._target.outputs(images)
             yield made
 
@@ -207,7 +226,8 @@ class Reconstructions:
 
     `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...); `confidence` (I, K) the target's
     probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent. Candidates are in the
-    order of the target's liking; `draws` (I, K) says which draw each was.
+    order of the target's liking; `draws` (I, K) says which draw each was and `steps` (I, K) how many steps its search took. `partial` (I,) marks
+    identities whose search broke off (a loss that was not finite, a start that was never found): their pictures say little.
     """
 
     images: Tensor
@@ -218,3 +238,5 @@ class Reconstructions:
     seconds: float
     key: str = ""
     draws: Tensor | None = None
+    steps: Tensor | None = None
+    partial: Tensor | None = None

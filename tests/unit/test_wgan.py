@@ -1,5 +1,7 @@
 """The WGAN-GP prior: shapes of the papers, the penalty by hand, resuming, files."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,8 @@ from torch import nn
 from frostglass.errors import CheckpointError, ConfigError, DataError, RunError
 from frostglass.priors.base import check_unseen, read_prior, write_prior
 from frostglass.priors.pretrained import Pretrained, embedded
-from frostglass.priors.wgan import Wgan, gradient_penalty
-from worlds import KilledError, MemoryWork, NoWork, images, same_weights
+from frostglass.priors.wgan import Wgan, diversity, gradient_penalty
+from worlds import KilledError, MemoryWork, NoWork, images, same_weights, target
 
 SMALL = Wgan(latent=5, width=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
 PUBLIC = images(40, 5, names="stranger")
@@ -158,3 +160,71 @@ def test_embedded_priors_are_small_and_make_pictures():
 def test_size_that_does_not_fit():
     with pytest.raises(ConfigError, match="16, 32, 64 or 128 pixels"):
         Wgan().networks((3, 40, 40))
+
+
+def test_diversity_against_slow_references():
+    dice = torch.Generator().manual_seed(0)
+    f1, f2 = (torch.randn(5, 7, dtype=torch.double, generator=dice) for _ in range(2))
+    z1, z2 = (torch.randn(5, 3, dtype=torch.double, generator=dice) for _ in range(2))
+    apart = (
+        sum(sum((a - b) ** 2 for a, b in zip(f1[i], f2[i], strict=True)) ** 0.5 / (z1[i] - z2[i]).pow(2).sum() ** 0.5 for i in range(5)) / 5
+    )
+    assert diversity(f1, f2, z1, z2, "norm").item() == pytest.approx(apart.item(), rel=1e-12)
+    features = sum(abs(f1[i, j] - f2[i, j]).item() for i in range(5) for j in range(7)) / 35
+    latents = sum(abs(z1[i, j] - z2[i, j]).item() for i in range(5) for j in range(3)) / 15
+    assert diversity(f1, f2, z1, z2, "mean").item() == pytest.approx(features / latents, rel=1e-12)
+    for form in ("norm", "mean"):
+        assert torch.autograd.gradcheck(lambda a, b, form=form: diversity(a, b, z1, z2, form), (f1.requires_grad_(), f2.requires_grad_()))
+    same = f1.detach().clone().requires_grad_()
+    diversity(same, same.detach(), z1, z2, "norm").backward()
+    assert same.grad.isfinite().all()  # two pictures that are one to the target
+
+
+def test_without_diversity_nothing_is_asked_of_a_target():
+    view = target().view(["labels"])
+    made = SMALL.train(PUBLIC, view, seed=0, work=NoWork())
+    assert view.queries == 0
+    assert (SMALL.tied, made.tied_to, made.classes) == (False, None, 0)
+    assert same_weights(made.generator, SMALL.train(PUBLIC, None, seed=0, work=NoWork()).generator)
+
+
+@pytest.mark.parametrize("form", ["norm", "mean"])
+def test_diversity_fits_the_prior_to_one_target_and_resumes(form, tmp_path):
+    method, classifier = replace(SMALL, diversity=0.5, diversity_form=form), target()
+    assert method.tied
+    with pytest.raises(ConfigError, match="wgan with diversity is fitted to one target"):
+        method.train(PUBLIC, None, seed=0, work=NoWork())
+    before, modes = {k: t.clone() for k, t in classifier.module.state_dict().items()}, [m.training for m in classifier.module.modules()]
+    view, rng = classifier.view(["gradients"]), torch.get_rng_state()
+    whole = method.train(PUBLIC, view, seed=0, work=NoWork())
+    assert view.queries == 6 * 2 * 8
+    assert all(torch.equal(before[k], t) for k, t in classifier.module.state_dict().items())
+    assert [m.training for m in classifier.module.modules()] == modes
+    assert all(p.grad is None and p.requires_grad for p in classifier.module.parameters())
+    assert torch.equal(rng, torch.get_rng_state())
+    assert (whole.tied_to, whole.classes) == ("target", 4)
+    assert not same_weights(whole.generator, SMALL.train(PUBLIC, None, seed=0, work=NoWork()).generator)
+    work = MemoryWork(saves_before_death=1)
+    with pytest.raises(KilledError):
+        method.train(PUBLIC, classifier.view(["gradients"]), seed=0, work=work)
+    work.left = None
+    resumed = method.train(PUBLIC, classifier.view(["gradients"]), seed=0, work=work)
+    for prior, name in ((whole, "whole"), (resumed, "resumed")):
+        write_prior(prior, tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "whole.safetensors").read_bytes() == (tmp_path / "resumed.safetensors").read_bytes()
+
+
+def test_diversity_makes_the_target_tell_pictures_apart():
+    """The term's own value, on fresh latents, grows with its weight."""
+    classifier = target()
+    z1, z2 = (torch.randn(64, 5, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    apart = []
+    for weight in (1e-9, 5.0):
+        method = Wgan(latent=5, width=4, steps=30, critic_steps=1, batch=16, lr=2e-3, diversity=weight)
+        made = method.train(PUBLIC, classifier.view(["gradients"]), seed=0, work=NoWork())
+        classifier.module.eval()
+        with torch.no_grad():
+            features = [classifier.outputs(made.images(z))[1] for z in (z1, z2)]
+        classifier.module.train()
+        apart.append(diversity(*features, z1, z2, "norm"))
+    assert apart[1] > 1.5 * apart[0]

@@ -7,6 +7,7 @@ from torch import Tensor
 Jitter = tuple[float, float, float, float]
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
+DRAWS = 9  # uniform numbers that `viewed` takes for each picture
 
 
 def augment(
@@ -53,6 +54,44 @@ def augment(
     return images
 
 
+def viewed(
+    images: Tensor,
+    draws: Tensor,
+    *,
+    crop: tuple[float, float] = (0.8, 1.0),
+    jitter: tuple[float, float] = (0.2, 0.2),
+    jitter_share: float = 1.0,
+    flip: bool = True,
+    rotation: float = 5.0,
+    rotation_share: float = 0.5,
+) -> Tensor:
+    """The same pictures seen a little differently, (N, C, H, W) in [0, 1]: differentiable, and as random as `draws` (N, DRAWS) in [0, 1) are.
+
+    A crop is mirrored and turned about its own middle and read off the picture at once; where it reaches outside, the border is repeated.
+    Brightness and contrast follow. Each picture depends on its own row of `draws`, whose columns keep their meaning whatever is off:
+    area, place across and down, mirror, whether to turn, angle, whether to recolour, brightness, contrast.
+
+    Args:
+        crop: least and greatest share of the area that is kept, at any place inside; the crop has the ratio of the picture; (1, 1) is off.
+        jitter: strengths of brightness and contrast, as in ColorJitter.
+        jitter_share: share of the pictures that are recoloured.
+        flip: mirror half of the pictures.
+        rotation: greatest angle in degrees, either way.
+        rotation_share: share of the pictures that are turned.
+    """
+    area, across, down, mirror, turned, angle, coloured, bright, contrast = draws.to(images).unbind(1)
+    if crop != (1, 1) or flip or rotation:
+        side = _between(crop[0], crop[1], area).sqrt()
+        centre = _between(-1.0, 1.0, torch.stack([across, down])) * (1 - side)
+        angle = torch.where(turned < rotation_share, _between(-rotation, rotation, angle), 0.0).deg2rad()
+        images = turned_crop(images, side, centre, angle, (mirror < 0.5) & flip)
+    for change, strength, draw in ((brightened, jitter[0], bright), (contrasted, jitter[1], contrast)):
+        if strength:
+            factor = torch.where(coloured < jitter_share, _between(max(0.0, 1 - strength), 1 + strength, draw), 1.0)
+            images = change(images, factor.view(-1, 1, 1, 1))
+    return images
+
+
 def shifted(images: Tensor, top: Tensor, left: Tensor, reach: int) -> Tensor:
     """The window of each image that begins at (top, left) of the image with its border repeated `reach` times."""
     height, width = images.shape[2:]
@@ -65,8 +104,16 @@ def shifted(images: Tensor, top: Tensor, left: Tensor, reach: int) -> Tensor:
 def resized_crop(images: Tensor, side: Tensor, centre: Tensor) -> Tensor:
     """The part of each image of relative `side` (N,) around `centre` (2, N), x and y with the image from -1 to 1, at the full size."""
     zero = torch.zeros_like(side)
-    windows = torch.stack([torch.stack([side, zero, centre[0]]), torch.stack([zero, side, centre[1]])]).permute(2, 0, 1)
-    grid = F.affine_grid(windows, list(images.shape), align_corners=False)
+    return turned_crop(images, side, centre, zero, zero.bool())
+
+
+def turned_crop(images: Tensor, side: Tensor, centre: Tensor, angle: Tensor, mirrored: Tensor) -> Tensor:
+    """`resized_crop`, where `mirrored` (N,) with left and right exchanged, and then turned by `angle` (N,), anticlockwise in radians."""
+    ratio = images.shape[3] / images.shape[2]
+    across = torch.where(mirrored, -side, side)
+    left = torch.stack([across * angle.cos(), -across * angle.sin() / ratio, centre[0]])
+    down = torch.stack([side * angle.sin() * ratio, side * angle.cos(), centre[1]])
+    grid = F.affine_grid(torch.stack([left, down]).permute(2, 0, 1), list(images.shape), align_corners=False)
     # Rounding can leave [0, 1] by a hair.
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False).clamp(0, 1)
 
@@ -112,4 +159,9 @@ def covered(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
 
 
 def _uniform(low: float, high: float, shape: tuple[int, ...], dice: torch.Generator) -> Tensor:
-    return low + (high - low) * torch.rand(shape, generator=dice)
+    return _between(low, high, torch.rand(shape, generator=dice))
+
+
+def _between(low: float, high: float, draw: Tensor) -> Tensor:
+    """Numbers in [0, 1) carried to [low, high)."""
+    return low + (high - low) * draw

@@ -3,17 +3,17 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from frostglass.errors import CheckpointError, DataError
+from frostglass.errors import CheckpointError, ConfigError, DataError
 from frostglass.files import Work
 from frostglass.registry import Registry
 from frostglass.runtime import device_of, seeded, under_prefix, with_prefix
@@ -22,11 +22,17 @@ from frostglass.types import Images, Shape, View
 priors = Registry("prior", "frostglass.priors")
 
 
+Condition = Literal["", "label", "hint"]
+
+
 @dataclass(frozen=True)
 class Prior:
     """A generator of images in [0, 1] from standard normal latents, perhaps with the critic that trained it.
 
-    `saw` holds a hash of every identity whose pictures it was trained on; `tied_to` the key of the target it was fitted to, if any.
+    `critic(images)` (N, 1) is larger the more real an image looks. `saw` holds a hash of every identity whose pictures it was trained on; `tied_to`
+    the key of the target it was fitted to, if any, and `classes` how many classes that has. What the generator takes beside latents is its
+    `condition`: nothing, a class label, or a hint, a row of `hints` (K, ...) for each class. `students` are networks that imitate the target,
+    `features` (2, F) mean and standard deviation of the target's penultimate features on public pictures.
     """
 
     generator: nn.Module
@@ -36,21 +42,47 @@ class Prior:
     saw: Tensor
     info: Mapping[str, Any] = field(default_factory=dict)
     tied_to: str | None = None
+    classes: int = 0
+    condition: Condition = ""
+    hints: Tensor | None = None
+    students: tuple[nn.Module, ...] = ()
+    features: Tensor | None = None
     key: str = ""
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Every network of the prior."""
+        return [self.generator, *([self.critic] if self.critic is not None else []), *self.students]
 
     def draw(self, *generators: torch.Generator) -> Tensor:
         """One latent from each (CPU) generator, (N, latent), on the generator network's device."""
         return torch.stack([torch.randn(self.latent, generator=generator) for generator in generators]).to(device_of(self.generator))
 
-    def images(self, latents: Tensor) -> Tensor:
-        """Pictures for latents, float32 in [0, 1], differentiable."""
-        return self.generator(latents)
+    def images(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Pictures for latents (N, latent), float32 in [0, 1], differentiable; a conditional generator makes them for `labels` (N,)."""
+        if not self.condition:
+            return self.generator(latents)
+        if labels is None or (self.condition == "hint" and self.hints is None):
+            missing = "labels" if labels is None else "hints: bind them with dataclasses.replace(prior, hints=...)"
+            raise ConfigError(f"the generator makes pictures of a given {self.condition}, and got no {missing}")
+        return self.generator(latents, labels if self.hints is None else self.hints[labels])
+
+    def realism(self, images: Tensor) -> Tensor:
+        """The critic's opinion of each picture, (N,)."""
+        if self.critic is None:
+            raise ConfigError("the prior has no critic: set attack.critic_weight to 0")
+        return self.critic(images)[:, 0]
 
 
 class PriorMethod(Protocol):
-    """A frozen set of parameters that can make a prior; `tied` says whether it is fitted to one target and never reused for another."""
+    """A frozen set of parameters that can make a prior; `tied` says whether it is fitted to one target and never reused for another.
 
-    tied: ClassVar[bool]
+    `networks(image_shape, classes)` builds generator and critic; a method that adds to another prior names that one's method as `base`, and
+    is given the prior it made.
+    """
+
+    @property
+    def tied(self) -> bool: ...
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior: ...
 
@@ -82,13 +114,26 @@ def save_prior(prior: Prior, folder: Path) -> None:
 
 def write_prior(prior: Prior, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write a prior to `path`; half precision halves the file and is widened again on reading."""
-    tensors = with_prefix("generator", prior.generator.state_dict())
-    if prior.critic is not None:
-        tensors |= with_prefix("critic", prior.critic.state_dict())
+    tensors = {
+        name: t
+        for part, module in _parts(prior.generator, prior.critic, prior.students)
+        for name, t in with_prefix(part, module.state_dict()).items()
+    }
     tensors = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in tensors.items()}
     tensors["saw"] = prior.saw
-    facts = {"image_shape": prior.image_shape, "info": dict(prior.info), "tied_to": prior.tied_to, "critic": prior.critic is not None}
+    if prior.features is not None:
+        tensors["features"] = prior.features
+    facts = {
+        "image_shape": prior.image_shape, "info": dict(prior.info), "tied_to": prior.tied_to, "critic": prior.critic is not None,
+        "latent": prior.latent, "classes": prior.classes, "condition": prior.condition,
+    }  # fmt: skip
     save_file(tensors, path, metadata={"frostglass_prior": json.dumps(facts, sort_keys=True)})
+
+
+def _parts(generator: nn.Module, critic: nn.Module | None, students: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """The networks of a prior by the names they have in its file."""
+    named = [("generator", generator), *([("critic", critic)] if critic is not None else [])]
+    return [*named, *((f"student{number}", student) for number, student in enumerate(students))]
 
 
 def load_prior(folder: Path) -> Prior:
@@ -107,34 +152,46 @@ def read_prior(path: Path) -> Prior:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}): make the prior again") from None
     if facts is None:
         raise CheckpointError(f"{path} holds weights but does not say it is a frostglass prior: expected a file written by save_prior")
-    parts_named = ("generator.", "critic.") if facts["critic"] else ("generator.",)
-    stray = sorted(name for name in tensors if name != "saw" and not name.startswith(parts_named))
+    shape, classes = tuple(facts["image_shape"]), facts.get("classes", 0)
+    with seeded(0, "read_prior"):  # the weights drawn here are replaced below
+        generator, critic, students = _networks(facts["info"], shape, classes)
+    parts = _parts(generator, critic if facts["critic"] else None, students)
+    named = tuple(f"{part}." for part, _ in parts)
+    stray = sorted(name for name in tensors if name not in ("saw", "features") and not name.startswith(named))
     broken = sorted(name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all())
     if stray or broken or "saw" not in tensors:
         raise CheckpointError(
             f"{path} is not as it was written: {len(stray)} tensors too many ({', '.join(stray[:3])}), {len(broken)} not finite "
             f"({', '.join(broken[:3])}), {'no ' if 'saw' not in tensors else ''}list of the identities it saw; make the prior again"
         )
-    method = priors.get(facts["info"]["method"]["name"])(**facts["info"]["method"]["parameters"])
-    shape = tuple(facts["image_shape"])
-    with seeded(0, "read_prior"):  # the weights drawn here are replaced below
-        generator, critic = method.networks(shape)
-    parts: list[tuple[str, nn.Module]] = [("generator", generator)] + ([("critic", critic)] if facts["critic"] else [])
-    for name, module in parts:
-        found = {key: t.float() if t.is_floating_point() else t for key, t in under_prefix(name, tensors).items()}
+    for part, module in parts:
+        found = {key: t.float() if t.is_floating_point() else t for key, t in under_prefix(part, tensors).items()}
         expected = {key: tuple(t.shape) for key, t in module.state_dict().items()}
         if {key: tuple(t.shape) for key, t in found.items()} != expected:
             raise CheckpointError(
-                f"{path}: the {name}'s tensors do not match {method!r}: expected {len(expected)} names and shapes, got {len(found)}"
+                f"{path}: the {part}'s tensors do not match {facts['info']['method']['name']}: expected {len(expected)} names and shapes, got {len(found)}"
             )
         module.load_state_dict(found)
         module.eval()
     return Prior(
         generator=generator,
         critic=critic if facts["critic"] else None,
-        latent=method.latent,
-        image_shape=shape,
+        latent=facts.get("latent", facts["info"]["method"]["parameters"].get("latent")),
+        image_shape=shape,  # type: ignore[arg-type]
         saw=tensors["saw"],
         info=facts["info"],
         tied_to=facts["tied_to"],
+        classes=classes,
+        condition=facts.get("condition", ""),
+        students=tuple(students),
+        features=tensors.get("features"),
     )
+
+
+def _networks(info: Mapping[str, Any], shape: Any, classes: int) -> tuple[nn.Module, nn.Module | None, Sequence[nn.Module]]:
+    """Generator, critic and students as the recorded method builds them; a prior that was added to has the record of the other as "base"."""
+    method = priors.get(info["method"]["name"])(**info["method"]["parameters"])
+    if "base" not in info:
+        return *method.networks(shape, classes), ()
+    generator, critic, _ = _networks(info["base"], shape, classes)
+    return generator, critic, method.build_students(shape, classes)

@@ -30,9 +30,11 @@ class Pretrained:
 
     Args:
         weights: the name of an embedded prior, or the path of a `prior.safetensors`.
+        resize: accept a prior that makes pictures of another size than the data has; they are resized for the target.
     """
 
     weights: str = "faces32"
+    resize: bool = False
 
     tied: ClassVar[bool] = False
 
@@ -59,6 +61,11 @@ class Pretrained:
         prior = read_prior(self.path())
         if prior.tied_to is not None:
             raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
+        if prior.image_shape[1:] != tuple(image_shape[1:]) and not self.resize:
+            made, data = ("×".join(map(str, shape[1:])) for shape in (prior.image_shape, image_shape))
+            raise CheckpointError(
+                f"{self.weights} makes pictures of {made} pixels, the data has {data}: train a prior on this data, or set prior.resize to true"
+            )
         if prior.image_shape[0] != image_shape[0]:
             raise CheckpointError(
                 f"{self.weights} makes images of {prior.image_shape[0]} channels, the data has {image_shape[0]}: train a prior on this data"

@@ -1,29 +1,23 @@
 """The WGAN-GP prior of GMI and its followers."""
 
-import copy
 import itertools
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Annotated, ClassVar
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.checks import parameters
-from frostglass.errors import ConfigError, RunError
+from frostglass.errors import ConfigError
 from frostglass.files import Work
 from frostglass.priors.base import Prior, identity_hashes, priors
-from frostglass.runtime import (
-    default_device,
-    device_of,
-    generator_for,
-    optimizer_tensors,
-    restore_optimizer,
-    seeded,
-    under_prefix,
-    with_prefix,
-)
+from frostglass.priors.gan import SHEET, Schedule, train_in_turns
+from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
 from frostglass.types import Images, Shape, View
+
+DiversityForm = Literal["norm", "mean"]
 
 
 @priors.register
@@ -34,9 +28,13 @@ class Wgan:
     Critic: E D(G(z)) - E D(x) + penalty · E(‖∇D(x̂)‖ - 1)², x̂ = x + α(G(z) - x), α uniform per sample. Generator: -E D(G(z)).
     The shapes are those of the GMI code at 32 and 64 pixels: transposed 5×5 convolutions with batch norm, sigmoid output; strided 5×5
     convolutions with instance norm in the critic. 16 and 128 pixels leave out or add one stage.
+    With `diversity` λ the generator's loss gets -λ · E ‖φ(G(z₁)) - φ(G(z₂))‖ / ‖z₁ - z₂‖, φ the target's penultimate features: latents that differ
+    should make people who differ to the target. The prior is then fitted to that target.
 
     Paper: Zhang et al., The Secret Revealer (GMI), CVPR 2020, arXiv 1911.07135; Gulrajani et al., Improved Training of WGANs, 2017.
-    Differs: the paper's diversity term is absent, as in the released training code. `average` and `cooldown` are options of ours.
+    Differs: the paper's diversity term is off by default, as in the released training code, which has it only in the variant with auxiliary knowledge, as a
+    ratio of mean absolute differences (`diversity_form`). The paper's Adam step is 4e-3, the released code's 2e-4. The critic judges the first of
+    each pair of pictures only, so that its term is the same with and without diversity. `average` and `cooldown` are options of ours.
 
     Args:
         latent: length of the latent vector.
@@ -47,6 +45,8 @@ class Wgan:
         batch: images a step.
         lr: Adam's step size, with betas (0.5, 0.999).
         penalty: weight of the gradient penalty.
+        diversity: weight of the diversity term; 0.5 in the paper. Above 0 the training needs the target's gradients.
+        diversity_form: "norm", the paper's mean of ratios of Euclidean norms, or "mean", the released code's ratio of mean absolute differences.
         average: decay of a running mean of the generator's weights, which becomes the prior; 0 is the published training.
         cooldown: share of the steps, at the end, over which lr falls linearly to zero; 0 is the published training.
         checkpoint_every: generator steps between checkpoints; does not change the result.
@@ -60,84 +60,99 @@ class Wgan:
     batch: Annotated[int, Field(ge=2)] = 64
     lr: Annotated[float, Field(gt=0)] = 2e-4
     penalty: Annotated[float, Field(ge=0)] = 10.0
+    diversity: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    diversity_form: DiversityForm = "norm"
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
-    tied: ClassVar[bool] = False
+    @property
+    def tied(self) -> bool:
+        """Whether the training looks at a target."""
+        return self.diversity > 0
 
-    def networks(self, image_shape: Shape) -> tuple[nn.Sequential, nn.Sequential]:
+    def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
         """Generator and critic for one image shape, freshly initialised."""
-        channels, height, width = image_shape
-        if height != width or height not in (16, 32, 64, 128):
-            raise ConfigError(f"wgan makes square images of 16, 32, 64 or 128 pixels, got {height}×{width}: choose another data.size")
-        stages = height.bit_length() - 4  # hidden stages of the generator: 2 at 32 pixels, 3 at 64
-        widths = [self.width * 2**i for i in reversed(range(stages + 1))]
-        generator: list[nn.Module] = [
-            nn.Linear(self.latent, widths[0] * 16, bias=False),
-            nn.BatchNorm1d(widths[0] * 16),
-            nn.ReLU(),
-            nn.Unflatten(1, (widths[0], 4, 4)),
-        ]
-        for wide, narrow in itertools.pairwise(widths):
-            generator += [nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
-        generator += [nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid()]
-        widths = [(self.critic_width or self.width) * 2**i for i in range(stages + 1)]
-        critic: list[nn.Module] = [nn.Conv2d(channels, widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
+        generator = build_generator(self.latent, self.width, image_shape)
+        stages = image_shape[1].bit_length() - 3
+        widths = [(self.critic_width or self.width) * 2**stage for stage in range(stages)]
+        critic: list[nn.Module] = [nn.Conv2d(image_shape[0], widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
         for narrow, wide in itertools.pairwise(widths):
             critic += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
         critic += [nn.Conv2d(widths[-1], 1, 4), nn.Flatten()]
-        return nn.Sequential(*generator), nn.Sequential(*critic)
-
-    def _lr_factor(self, step: int) -> float:
-        left = (self.steps - step) / self.steps
-        return min(1.0, left / self.cooldown) if self.cooldown else 1.0
+        return generator, nn.Sequential(*critic)
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
+        if self.tied and view is None:
+            raise ConfigError("wgan with diversity is fitted to one target: train it with that target's view, or set prior.diversity to 0")
+        watched = view if self.tied else None
         work = work or Work.scratch()
         with seeded(seed, "wgan", "init"):
             generator, critic = (network.to(default_device()) for network in self.networks(public.shape))
-        mean = copy.deepcopy(generator)
-        opt_g, opt_c = (torch.optim.Adam(m.parameters(), lr=self.lr, betas=(0.5, 0.999)) for m in (generator, critic))
-        start = 0
-        if saved := work.load("wgan"):
-            tensors, values = saved
-            start = values["step"]
-            for name, module in (("generator", generator), ("critic", critic), ("mean", mean)):
-                module.load_state_dict(under_prefix(name, tensors))
-            restore_optimizer(opt_g, under_prefix("opt_g", tensors))
-            restore_optimizer(opt_c, under_prefix("opt_c", tensors))
-        for step in range(start, self.steps):
-            dice = generator_for(seed, "wgan", step)
-            for group in opt_g.param_groups + opt_c.param_groups:
-                group["lr"] = self.lr * self._lr_factor(step)
-            for _ in range(self.critic_steps):
-                real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device())
-                fake = _draw(generator, self.batch, self.latent, dice).detach()
-                loss_c = critic(fake).mean() - critic(real).mean() + self.penalty * gradient_penalty(critic, real, fake, dice)
-                _descend(opt_c, loss_c)
-            loss_g = -critic(_draw(generator, self.batch, self.latent, dice)).mean()
-            _descend(opt_g, loss_g)
-            _follow(mean, generator, self.average)
-            if not (loss_c.isfinite() and loss_g.isfinite()):
-                raise RunError(
-                    f"wgan: the loss is not finite at step {step} (critic {loss_c.item()}, generator {loss_g.item()}): lower prior.lr; the last good checkpoint is kept"
-                )
-            if (step + 1) % self.checkpoint_every == 0 and step + 1 < self.steps:
-                tensors = with_prefix("opt_g", optimizer_tensors(opt_g)) | with_prefix("opt_c", optimizer_tensors(opt_c))
-                for name, module in (("generator", generator), ("critic", critic), ("mean", mean)):
-                    tensors |= with_prefix(name, module.state_dict())
-                work.save("wgan", tensors, {"step": step + 1})
-            work.progress(step + 1, self.steps, f"critic {loss_c.item():.2f}")
+
+        def critic_loss(dice: torch.Generator) -> Tensor:
+            real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device())
+            fake = generator(draw(generator, self.batch, self.latent, dice)).detach()
+            return critic(fake).mean() - critic(real).mean() + self.penalty * gradient_penalty(critic, real, fake, dice)
+
+        def generator_loss(dice: torch.Generator) -> Tensor:
+            latents = draw(generator, self.batch, self.latent, dice)
+            fake = generator(latents)
+            loss = -critic(fake).mean()
+            if watched is None:
+                return loss
+            others = draw(generator, self.batch, self.latent, dice)
+            features, other_features = (watched.logits_and_features(pictures)[1] for pictures in (fake, generator(others)))
+            return loss - self.diversity * diversity(features, other_features, latents, others, self.diversity_form)
+
+        schedule = Schedule(
+            steps=self.steps, critic_steps=self.critic_steps, lr=self.lr, betas=(0.5, 0.999), average=self.average,
+            cooldown=self.cooldown, checkpoint_every=self.checkpoint_every,
+        )  # fmt: skip
+        # Frozen from outside the loop: the gradients of a step are taken after its loss is made, and need the target's buffers unwritten.
+        with frozen(watched.module) if watched else nullcontext():
+            kept = train_in_turns(
+                "wgan", generator, critic, schedule, critic_loss=critic_loss, generator_loss=generator_loss, seed=seed, work=work,
+                sample=lambda network: network(draw(network, SHEET, self.latent, generator_for(0, "sheet"))),
+            )  # fmt: skip
         return Prior(
-            generator=(mean if self.average else generator).eval(),
+            generator=kept,
             critic=critic.eval(),
             latent=self.latent,
             image_shape=public.shape,
             saw=identity_hashes(public.names),
             info={"method": {"name": "wgan", "parameters": asdict(self)}},  # type: ignore[call-overload]
+            tied_to=watched.target_key if watched else None,
+            classes=watched.classes if watched else 0,
         )
+
+
+def build_generator(latent: int, width: int, image_shape: Shape) -> nn.Sequential:
+    """The published generator of square pictures from 4×4, `width` channels wide before its last layer; 32 and 64 pixels are published."""
+    channels, height, breadth = image_shape
+    if height != breadth or height not in (16, 32, 64, 128):
+        raise ConfigError(
+            f"the generator makes square images of 16, 32, 64 or 128 pixels, got {height}×{breadth}: choose another data.size"
+        )
+    stages = height.bit_length() - 3
+    widths = [width * 2**stage for stage in reversed(range(stages))]
+    layers: list[nn.Module] = [
+        nn.Linear(latent, widths[0] * 16, bias=False),
+        nn.BatchNorm1d(widths[0] * 16),
+        nn.ReLU(),
+        nn.Unflatten(1, (widths[0], 4, 4)),
+    ]
+    for wide, narrow in itertools.pairwise(widths):
+        layers += [nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid())
+
+
+def diversity(features: Tensor, others: Tensor, latents: Tensor, other_latents: Tensor, form: DiversityForm) -> Tensor:
+    """How far two batches of features (N, F) are apart for the distance of the latents (N, latent) that made them."""
+    if form == "norm":
+        return ((features - others).norm(dim=1) / (latents - other_latents).norm(dim=1)).mean()
+    return (features - others).abs().mean() / (latents - other_latents).abs().mean()
 
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, dice: torch.Generator) -> Tensor:
@@ -148,21 +163,6 @@ def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, dice: torch.
     return ((slope.flatten(1).norm(dim=1) - 1) ** 2).mean()
 
 
-def _draw(generator: nn.Module, count: int, latent: int, dice: torch.Generator) -> Tensor:
-    return generator(torch.randn(count, latent, generator=dice).to(device_of(generator)))
-
-
-def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
-
-
-def _follow(mean: nn.Module, module: nn.Module, decay: float) -> None:
-    """Move the running mean of the weights (and of batch norm's statistics) towards the module."""
-    with torch.no_grad():
-        for ours, theirs in zip(mean.state_dict().values(), module.state_dict().values(), strict=True):
-            if ours.is_floating_point():
-                ours.lerp_(theirs, 1 - decay)
-            else:
-                ours.copy_(theirs)
+def draw(generator: nn.Module, count: int, latent: int, dice: torch.Generator) -> Tensor:
+    """Standard normal latents (count, latent), where the generator is."""
+    return torch.randn(count, latent, generator=dice).to(device_of(generator))

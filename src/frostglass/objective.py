@@ -1,5 +1,6 @@
 """What an attack minimises, one value per sample: nothing here mixes the samples of a batch."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LossName = Literal["ce", "logit", "margin", "poincare"]
+LossName = Literal["ce", "logit", "margin", "poincare", "aim"]
 
 
 def ce(logits: Tensor, labels: Tensor) -> Tensor:
@@ -39,4 +40,14 @@ def poincare(logits: Tensor, labels: Tensor, xi: float = 1e-4) -> Tensor:
     return torch.acosh((1 + 2 * ((u - v) ** 2).sum(1) / inside).clamp(min=1 + 1e-7))
 
 
-LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {"ce": ce, "logit": logit, "margin": margin, "poincare": poincare}
+def aimed(logits: Tensor, labels: Tensor, aim: float) -> Tensor:
+    """(ln p_y - ln aim)²: least where the target is as sure as `aim` and no surer."""
+    return (logits.log_softmax(1).gather(1, labels[:, None])[:, 0] - math.log(aim)) ** 2
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": ce, "logit": logit, "margin": margin, "poincare": poincare}
+
+
+def loss_of(name: LossName, logits: Tensor, labels: Tensor, *, aim: float) -> Tensor:
+    """The named loss of each sample; `aim` matters to loss "aim" alone."""
+    return aimed(logits, labels, aim) if name == "aim" else LOSSES[name](logits, labels)
