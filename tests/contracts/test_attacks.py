@@ -8,12 +8,16 @@ import torch
 from frostglass.attacks.base import attacks, invert, prior_only
 from frostglass.errors import AccessError, ConfigError
 from frostglass.types import CAPABILITIES, Target, View
-from worlds import KilledError, MemoryWork, NoWork, prior, target
+from worlds import KilledError, MemoryWork, NoWork, conditional_prior, prior, target
 
 # What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
 SMALL = {
     "brepmi": {"points": 12, "radius": 0.5, "budget": 700, "patience": 25, "candidates": 3, "keep": 2, "batch": 64},
     "gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1},
+    "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
+    "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
+    "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
+    "vmi": {"steps": 6, "points": 32, "draws": 3, "keep": 2, "lr": 0.05, "depth": 2, "levels": 2, "hidden": 8, "weight": 4.0},
 }
 
 
@@ -71,6 +75,46 @@ def test_restart_changes_nothing(name):
     assert torch.equal(resumed.latents, whole.latents)
     assert torch.equal(resumed.images, whole.images)
     assert resumed.queries == whole.queries
+
+
+VARIANTS = [(name, variant) for name in attacks.names() for variant in attacks.get(name).variants]
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_every_variant_runs_and_says_why(name, variant):
+    why, sets = attacks.get(name).variants[variant]
+    assert len(why) > 20
+    attack = attacks.get(name)(**{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2})
+    assert run(attack).images.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")])
+def test_who_finishes_early_changes_nothing_for_others(name):
+    early = {"steps": 80, "patience": 8, "flat": 0.05}
+    whole = run(small(name, batch=100, **early))
+    assert (whole.steps < 80).any()
+    for batch, labels in ((1, (0, 1, 2, 3)), (5, (3, 1))):
+        some = run(small(name, batch=batch, **early), labels=labels)
+        assert torch.equal(some.latents, whole.latents[list(labels)])
+        assert torch.equal(some.steps, whole.steps[list(labels)])
+    fixed = run(small(name, batch=100, steps=80))
+    assert whole.queries < fixed.queries
+    assert (fixed.steps == 80).all()
+
+
+@pytest.mark.parametrize("condition", ["label", "hint"])
+def test_a_generator_that_is_given_something_gets_that_of_each_identity(name, condition):
+    """Pictures of a class carry its mark, whoever shares the batch; attacks that cannot use such a prior say so."""
+    attack = small(name)
+    known = conditional_prior(condition)
+    if name == "brepmi":
+        with pytest.raises(ConfigError, match=f"this prior makes pictures of a given {condition}"):
+            run(attack, (target(), known))
+        return
+    for labels in ((0, 1, 2, 3), (3, 1)):
+        found = run(attack, (target(), known), labels=labels)
+        marks = found.images[:, :, 0, 0, 0]
+        assert torch.allclose(marks, torch.tensor(labels)[:, None].expand_as(marks) / 8)
 
 
 def test_seed_matters_and_repeats(name):
@@ -157,3 +201,18 @@ def test_a_prior_of_another_target_is_refused(name):
 
     with pytest.raises(ConfigError, match="fitted to another target"):
         run(small(name), (target(), replace(prior(), tied_to="someone else")))
+    with pytest.raises(ConfigError, match="fitted to a target of 7 classes, and this one has 4: train it again"):
+        run(small(name), (target(), replace(prior(), tied_to="target", classes=7)))
+
+
+def test_no_candidates_are_refused(name):
+    with pytest.raises(ConfigError, match="candidates: input should be greater than or equal to 1, got 0"):
+        small(name, candidates=0)
+
+
+def test_steps_time_and_queries_are_told(name):
+    found = run(small(name))
+    assert found.steps.shape == found.confidence.shape
+    assert (found.steps > 0).all()
+    assert not found.partial.any()
+    assert found.seconds > 0

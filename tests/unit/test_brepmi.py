@@ -56,7 +56,8 @@ def walked(attack, where, starts, *, label=1, seed=3):
     """Ends and radii of walks from given starts, candidates 0, 1, ..., and the queries they took."""
     made, known = world(where, latent=starts.shape[1])
     view = made.view(["labels"])
-    found, radius = attack.recipe(view, known, seed=seed).search(starts, torch.full((len(starts),), label), torch.arange(len(starts)))
+    walked = attack.recipe(view, known, seed=seed).search(starts, torch.full((len(starts),), label), torch.arange(len(starts)))
+    found, radius = walked.state, walked.score
     return found, radius, view.queries
 
 
@@ -245,7 +246,8 @@ def test_candidates_are_kept_by_their_last_radius():
     made, known = world(ball(1.8))
     recipe = attack.recipe(made.view(["labels"]), known, seed=3)
     starts = recipe.start(torch.tensor([1]))[0]
-    latents, radius = recipe.search(starts, torch.ones(5, dtype=torch.long), torch.arange(5))
+    walked = recipe.search(starts, torch.ones(5, dtype=torch.long), torch.arange(5))
+    latents, radius = walked.state, walked.score
     assert len(set(radius.tolist())) > 1
     order = radius.argsort(descending=True, stable=True)[:3]
     found = run(attack, ball(1.8))

@@ -47,8 +47,8 @@ def test_clamp_keeps_latents_in_the_box():
 def test_queries_are_counted():
     view = target().view(["gradients"])
     found = invert(Gmi(steps=7, candidates=3, keep=1, pool=20), view, prior(), labels=[0, 1], seed=0, work=NoWork())
-    # 20 to score the pool, 7 steps of 2 × 3 latents, and each final picture once for its rank and once for its confidence.
-    assert found.queries == view.queries == 20 + 7 * 6 + 2 * 6
+    # 20 to score the pool, 7 steps of 2 × 3 latents, and each final picture once.
+    assert found.queries == view.queries == 20 + 7 * 6 + 6
 
 
 def test_pool_starts_where_the_target_is_surest():

@@ -5,10 +5,7 @@ import math
 import pytest
 import torch
 
-from frostglass.attacks.objective import LOSSES, ce, logit, margin, poincare
-from frostglass.attacks.search import descend
-from frostglass.errors import RunError
-from worlds import linear_world
+from frostglass.objective import loss_of, LOSSES, ce, logit, margin, poincare
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 0.0], [0.0, 3.0, 2.5, -4.0]], dtype=torch.double)
 LABELS = torch.tensor([0, 2])
@@ -62,34 +59,11 @@ def test_lower_means_closer_to_the_label(name):
     assert (LOSSES[name](better, LABELS) < LOSSES[name](LOGITS, LABELS)).all()
 
 
-def test_nesterov_is_the_published_recursion():
-    scale = torch.tensor([0.5, 2.0, 3.0], dtype=torch.double)
-    start = torch.tensor([[1.0, -2.0, 0.3]], dtype=torch.double)
-    ours = descend(start, lambda z: 0.5 * (scale * z**2).sum(1), steps=25, lr=0.05, optimizer="nesterov", momentum=0.9)
-    z, v = start.clone(), torch.zeros_like(start)
-    for _ in range(25):
-        old, v = v, 0.9 * v - 0.05 * scale * z
-        z = z - 0.9 * old + 1.9 * v
-    assert torch.allclose(ours, z, atol=1e-12)
-
-
-def test_projection_holds_after_every_step():
-    found = descend(torch.zeros(2, 3), lambda z: -z.sum(1), steps=40, lr=0.5, optimizer="nesterov", project=lambda z: z.clamp(-1, 1))
-    assert torch.equal(found, torch.ones(2, 3))
-
-
-def test_closed_form_world_reaches_the_known_optimum():
-    """Linear generator and classifier, logit loss, latents in a box: the optimum is the sign of the class's weight row."""
-    target, prior = linear_world()
-    view = target.view(["gradients"])
-    labels = torch.tensor([0, 1, 2])
-    start = torch.zeros(3, 5, dtype=torch.double)
-    found = descend(
-        start, lambda z: logit(view.logits(prior.images(z)), labels), steps=60, lr=0.1, optimizer="adam", project=lambda z: z.clamp(-1, 1)
-    )
-    assert torch.equal(found, target.module[1].weight.sign())
-
-
-def test_a_loss_that_explodes_stops_the_attack():
-    with pytest.raises(RunError, match="not finite at step"):
-        descend(torch.ones(1, 2), lambda z: (z * float("inf")).sum(1), steps=3, lr=0.1)
+def test_aim_is_least_at_the_confidence_aimed_at():
+    """Two classes with logits (a, 0): p = sigmoid(a). CALoR's exp(-1/8) = 0.8825 has a = ln(p / (1 - p))."""
+    p = torch.tensor(8.0, dtype=torch.double).neg().reciprocal().exp()
+    a = torch.linspace(-4, 8, 1201, dtype=torch.double)
+    values = loss_of("aim", torch.stack([a, torch.zeros_like(a)], 1), torch.zeros(1201, dtype=torch.long), aim=p.item())
+    assert a[values.argmin()].item() == pytest.approx((p / (1 - p)).log().item(), abs=0.006)
+    assert values.min() < 1e-5
+    assert values[0].item() == pytest.approx((torch.sigmoid(a[0]).log() + 0.125).item() ** 2)

@@ -1,64 +1,58 @@
-"""An attack is a recipe of four parts, start, objective, search and select, run identity by identity through one function."""
+"""An attack is a recipe of three parts, start, search and reading, run identity by identity through one function."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from frostglass.attacks.dice import LANES, filled
+from frostglass.attacks.search import Found
 from frostglass.attacks.select import best
 from frostglass.attacks.start import fresh
-from frostglass.errors import ConfigError
+from frostglass.errors import ConfigError, RunError
 from frostglass.files import Work
+from frostglass.objective import margin
 from frostglass.priors.base import Prior
 from frostglass.registry import Registry
-from frostglass.runtime import device_of, frozen
+from frostglass.runtime import channels_last, device_of, frozen, generator_for
 from frostglass.types import Capability, Reconstructions, View
 
 attacks = Registry("attack", "frostglass.attacks")
 
-LANES = 16  # kernels round differently for odd batch sizes; with multiples of this a row's result is the same in any batch
+
+def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
+    """What is read from rows that are latents themselves: one each."""
+    return state[:, None]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The parts of one attack, bound to a view and a prior.
 
-    `start(labels)` gives latents (I, K, ...), for all attacked identities at once; `search(latents, labels)` improves latents (N, ...) for
-    labels (N,), each row on its own; `rank(images, labels)` gives a score per sample by which candidates are kept, from the target alone.
+    `start(labels)` gives what is searched, (I, R, ...), for all attacked identities at once. `search(state, labels, draws)` improves rows (N, ...), each on
+    its own, where `draws` (N,) numbers the rows of an identity. `read(state, labels, draws)` takes latents (N, D, latent) from each row: itself, or
+    draws from the distribution it stands for.
     """
 
     start: Callable[[Tensor], Tensor]
-    search: Callable[[Tensor, Tensor], Tensor]
-    rank: Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The parts of an attack that feels its way by the target's answers: each row goes as far as it gets, and knows itself how far.
-
-    `start` is that of a `Recipe`; `search(latents, labels, draws)` moves latents (N, ...), each row on its own, where `draws` (N,) numbers
-    the candidates of an identity, and gives with them the score (N,) by which candidates are kept. Rows end at different times, so it
-    looks at the target through `in_lanes` itself.
-    """
-
-    start: Callable[[Tensor], Tensor]
-    search: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    search: Callable[[Tensor, Tensor, Tensor], Found]
+    read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
 
 
 class Attack:
     """Base of all attacks: parameters are fields; `recipe` binds them to a view and a prior.
 
-    `access` is what the attack must be granted, `candidates` how many latents are tried for each identity and `keep` how many of them are
+    `access` is what the attack must be granted, `candidates` how many rows are searched for each identity and `keep` how many pictures are
     returned, `batch` how many are searched together (a matter of memory and speed, not of results), `samples` how many passes are averaged
-    at each look at the target, which matters only if it adds noise.
+    at each look at the target, which matters only if it adds noise. `variants` names sets of parameters with the reason for each.
     """
 
     name: ClassVar[str]
     access: ClassVar[tuple[Capability, ...]]
+    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
     candidates: int
     keep: int
     batch: int
@@ -66,14 +60,28 @@ class Attack:
 
     @property
     def rows(self) -> int:
-        """How many latents are searched together: `batch`, unless each of them shows several pictures at a time."""
+        """How many rows are searched together: `batch`, unless each of them shows several pictures at a time."""
         return self.batch
+
+    @property
+    def lanes(self) -> int:
+        """Searched rows come in multiples of this, so that kernels round alike whoever shares the batch."""
+        return LANES
+
+    @property
+    def asked_once(self) -> int:
+        """Pictures shown to the target to find starts, for all people together."""
+        return 0
+
+    def effort(self) -> tuple[str, int]:
+        """What one search does, in words, and the most pictures it shows to the target."""
+        raise TypeError(f"{type(self).__name__} must define effort()")
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         """Everything that keeps this attack from running on this view and prior."""
         return []
 
-    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe | Walk:
+    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         raise TypeError(f"{type(self).__name__} must define recipe()")
 
 
@@ -91,9 +99,27 @@ def invert(
         raise ConfigError(
             f"target and prior must be on one device, got {device_of(view.module)} and {device_of(prior.generator)}: move one with .to()"
         )
-    modules = [view.module, prior.generator] + ([prior.critic] if prior.critic is not None else [])
-    with frozen(*modules):
-        return _run(attack, view.averaged(attack.samples), prior, wanted, seed=seed, work=work or Work.scratch())
+    with frozen(view.module, *prior.modules), channels_last(*_any_layout(view, prior)):
+        found = _run(attack, view.averaged(attack.samples), prior, wanted, seed=seed, work=work or Work.scratch())
+    if found.partial is not None and found.partial.all():
+        raise RunError(
+            f"the search of none of the {len(wanted)} identities came to its end, because the attack's loss was not finite: "
+            "lower attack.lr or choose another attack.loss"
+        )
+    return found
+
+
+def _any_layout(view: View, prior: Prior) -> list[nn.Module]:
+    """The networks that run in any layout; code that reshapes by `view` may insist on one, which only a trial can tell."""
+    blank = torch.zeros(2, *view.image_shape, device=device_of(view.module))
+    try:
+        with channels_last(view.module), torch.no_grad():
+            view.module(blank)
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        return prior.modules
+    return [view.module, *prior.modules]
 
 
 def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:
@@ -102,7 +128,7 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     starts = recipe.start(wanted)  # all at once: what they ask the target is then counted once, however often a run is resumed
     queries, seconds = view.queries - before, time.perf_counter() - began
     shards = []
-    size = max(1, attack.rows // attack.candidates)
+    size = max(1, attack.rows // starts.shape[1])
     groups = list(zip(wanted.split(size), starts.split(size), strict=True))
     for number, (labels, start) in enumerate(groups):
         name = f"shard-{number:05d}"
@@ -119,53 +145,66 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     return Reconstructions(**joined, queries=queries, seconds=seconds)  # type: ignore[arg-type]
 
 
-def _shard(attack: Attack, recipe: Recipe | Walk, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:
-    each = labels.repeat_interleave(start.shape[1]).to(start.device)
-    draws = torch.arange(start.shape[1], device=start.device).expand(start.shape[:2])
-    batch = math.ceil(attack.rows / LANES) * LANES
-
-    def read_out(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            pictures = prior.images(z)
-            return pictures, _confidence(view, pictures, y)
-
+def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:
+    identities, rows = start.shape[:2]
+    each = labels.repeat_interleave(rows).to(start.device)
+    draws = torch.arange(rows, device=start.device).repeat(identities)
+    batch, together = len(filled(attack.batch)), len(filled(attack.rows, attack.lanes))
     parts = []
-    for z, y, draw in zip(start.flatten(0, 1).split(batch), each.split(batch), draws.flatten().split(batch), strict=True):
-        found, rank = _searched(recipe, view, prior, z, y, draw)
-        parts.append((found, rank, *in_lanes(view, read_out, found, y)))
-    latents, rank, pictures, confidence = (torch.cat(column).unflatten(0, start.shape[:2]) for column in zip(*parts, strict=True))
-    latents, pictures, confidence, draws = best(rank, attack.keep, latents, pictures, confidence, draws)
-    return {"images": pictures.cpu(), "labels": labels, "latents": latents.cpu(), "confidence": confidence.cpu(), "draws": draws.cpu()}
+    for state, y, draw in zip(start.flatten(0, 1).split(together), each.split(together), draws.split(together), strict=True):
+        found = recipe.search(state, y, draw)
+        latents = recipe.read(found.state, y, draw)
+        pictures, score, confidence = _read_out(view, prior, latents, y, batch)
+        score = score if found.score is None else found.score[:, None].expand_as(score)
+        score = torch.where(found.whole[:, None], score, -torch.inf)  # what broke off is kept only where there is nothing else
+        steps, whole = (column[:, None].expand_as(score) for column in (found.steps, found.whole))
+        parts.append((score, latents, pictures, confidence, steps, whole))
+    columns = [torch.cat(column).unflatten(0, (identities, rows)).flatten(1, 2) for column in zip(*parts, strict=True)]
+    numbers = torch.arange(columns[0].shape[1], device=start.device).expand(identities, -1)
+    latents, pictures, confidence, steps, whole, numbers = best(columns[0], attack.keep, *columns[1:], numbers)
+    found_here = {
+        "images": pictures,
+        "latents": latents,
+        "confidence": confidence,
+        "draws": numbers,
+        "steps": steps,
+        "partial": ~whole.any(1),
+    }
+    return {"labels": labels, **{name: column.cpu() for name, column in found_here.items()}}
 
 
-def _searched(recipe: Recipe | Walk, view: View, prior: Prior, z: Tensor, y: Tensor, draws: Tensor) -> tuple[Tensor, ...]:
-    """Latents after the search, and the score of each by which candidates are kept."""
-    if isinstance(recipe, Walk):
-        return recipe.search(z, y, draws)
+def _read_out(view: View, prior: Prior, latents: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, ...]:
+    """Pictures of latents (N, D, latent) with the score by which they are kept and the target's confidence, (N, D) each."""
 
-    def work(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        found = recipe.search(z, y)
+    def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return found, recipe.rank(prior.images(found), y)
+            pictures = prior.images(z, y)
+            return pictures, *_liking(view, pictures, y)
 
-    return in_lanes(view, work, z, y)
+    each = labels.repeat_interleave(latents.shape[1])
+    parts = [in_lanes(view, look, z, y) for z, y in zip(latents.flatten(0, 1).split(batch), each.split(batch), strict=True)]
+    return tuple(torch.cat(column).unflatten(0, latents.shape[:2]) for column in zip(*parts, strict=True))
+
+
+def _liking(view: View, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How well the target likes pictures as their labels, as finely as the view allows, and its probability; 1 or 0 where only labels are granted."""
+    if "gradients" in view.access:
+        logits = view.logits(images)
+        return -margin(logits, labels), logits.softmax(1).gather(1, labels[:, None])[:, 0]
+    if "scores" in view.access:
+        scores = view.scores(images).gather(1, labels[:, None])[:, 0]
+        return scores, scores
+    hits = (view.labels(images) == labels).float()
+    return hits, hits
 
 
 def in_lanes(view: View, work: Callable[..., tuple[Tensor, ...]], *columns: Tensor) -> tuple[Tensor, ...]:
     """Run `work` with its rows filled up to a multiple of LANES, and hand back the real ones; filling is not counted as queries."""
-    real, full = len(columns[0]), math.ceil(len(columns[0]) / LANES) * LANES
-    rows = torch.arange(full, device=columns[0].device).clamp(max=real - 1)
+    rows = filled(real := len(columns[0])).to(columns[0].device)
     before = view.queries
     results = work(*(column[rows] for column in columns))
-    view.queries = before + (view.queries - before) * real // full
+    view.queries = before + (view.queries - before) * real // len(rows)
     return tuple(result[:real] for result in results)
-
-
-def _confidence(view: View, images: Tensor, labels: Tensor) -> Tensor:
-    """The target's probability of the attacked class; 1 or 0 where only labels are granted."""
-    if view.access == frozenset({"labels"}):
-        return (view.labels(images) == labels).float()
-    return view.scores(images).gather(1, labels[:, None])[:, 0]
 
 
 def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[str]:
@@ -174,17 +213,30 @@ def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[
         found.append("no identity to attack: give at least one label")
     elif int(wanted.min()) < 0 or int(wanted.max()) >= view.classes:
         found.append(f"labels must lie in 0..{view.classes - 1}, got {int(wanted.min())}..{int(wanted.max())}")
-    if prior.tied_to is not None and not view.key.startswith(prior.tied_to):
+    if prior.classes and prior.classes != view.classes:
+        found.append(
+            f"the prior was fitted to a target of {prior.classes} classes, and this one has {view.classes}: train it again for this one"
+        )
+    elif prior.tied_to is not None and prior.tied_to != view.target_key:
         found.append("the prior was fitted to another target: train it again for this one")
     return found
 
 
 def prior_only(prior: Prior, labels: Sequence[int], candidates: int, *, seed: int) -> Reconstructions:
-    """The control beside every attack: random draws of the prior, handed to identities blindly."""
+    """The control beside every attack: random draws of the prior, handed to identities blindly.
+
+    A generator that makes pictures of a class the target knows is given random classes, or it would bring the attack along. One that completes a
+    hint is given the hint of the right person: what the hint alone tells is not what the target leaks.
+    """
     wanted = torch.tensor(list(labels))
     latents = fresh(prior, wanted, candidates, seed=seed, purpose="prior only")
-    with frozen(prior.generator), torch.no_grad():
-        images = torch.cat([prior.images(z) for z in latents.flatten(0, 1).split(4 * LANES)]).unflatten(0, latents.shape[:2])
+    given = wanted.repeat_interleave(candidates)
+    if prior.condition == "label":
+        given = torch.randint(prior.classes, given.shape, generator=generator_for(seed, "prior only", "labels"))
+    given = given.to(latents.device)
+    with frozen(*prior.modules), torch.no_grad():
+        parts = zip(latents.flatten(0, 1).split(4 * LANES), given.split(4 * LANES), strict=True)
+        images = torch.cat([prior.images(z, y) for z, y in parts]).unflatten(0, latents.shape[:2])
     return Reconstructions(
         images=images.cpu(), labels=wanted, latents=latents.cpu(), confidence=torch.zeros(images.shape[:2]), queries=0, seconds=0.0
     )

@@ -7,7 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.base import LANES, Attack, Walk, attacks, in_lanes
+from frostglass.attacks.base import Attack, Recipe, attacks, in_lanes
+from frostglass.attacks.dice import LANES
+from frostglass.attacks.search import Found
 from frostglass.checks import parameters
 from frostglass.errors import RunError
 from frostglass.priors.base import Prior
@@ -78,22 +80,35 @@ class Brepmi(Attack):
     def rows(self) -> int:
         return max(1, self.batch // self.points)
 
+    @property
+    def asked_once(self) -> int:
+        return self.tries
+
+    def effort(self) -> tuple[str, int]:
+        return f"up to {self.budget:,} queries", self.budget
+
     def problems(self, view: View, prior: Prior) -> list[str]:
-        widest = self._widest(prior)
-        return [f"brepmi.radius ({self.radius:g}) must be at most the diagonal of the box ({widest:.3g})"] if self.radius > widest else []
+        widest, found = self._widest(prior), []
+        if self.radius > widest:
+            found.append(f"brepmi.radius ({self.radius:g}) must be at most the diagonal of the box ({widest:.3g})")
+        if prior.condition:
+            found.append(
+                f"brepmi looks for starts of all people at once, and this prior makes pictures of a given {prior.condition}: use another"
+            )
+        return found
 
     def _widest(self, prior: Prior) -> float:
         """The largest distance of two points in the box."""
         return 2 * self.box * math.sqrt(prior.latent)
 
-    def recipe(self, view: View, prior: Prior, *, seed: int) -> Walk:
+    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         def start(labels: Tensor) -> Tensor:
             return self._starts(view, prior, labels, seed=seed)
 
-        def search(latents: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        def search(latents: Tensor, labels: Tensor, draws: Tensor) -> Found:
             return self._walk(view, prior, latents, labels, draws, seed=seed)
 
-        return Walk(start, search)
+        return Recipe(start, search)
 
     def _answers(self, view: View, prior: Prior, latents: Tensor) -> Tensor:
         """What the target says of the pictures of latents (..., latent)."""
@@ -123,13 +138,14 @@ class Brepmi(Attack):
             chosen.append(hits[each % len(hits)] if len(hits) else (label * self.candidates + each) % len(answers))
         return torch.cat(drawn)[torch.stack(chosen).to(drawn[0].device)]
 
-    def _walk(self, view: View, prior: Prior, latents: Tensor, labels: Tensor, draws: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Where each walk ended, and its last radius, 0 for those that could not begin."""
+    def _walk(self, view: View, prior: Prior, latents: Tensor, labels: Tensor, draws: Tensor, *, seed: int) -> Found:
+        """Where each walk ended, scored by its last radius; one that could not begin is not whole."""
         dice = [generator_for(seed, "brepmi", label, draw) for label, draw in zip(labels.tolist(), draws.tolist(), strict=True)]
         here, found = latents.clone(), latents.clone()
         begun = self._answers(view, prior, here) == labels
         radius = latents.new_full((len(latents),), self.radius)
         waited = torch.zeros_like(labels)  # accepted moves since the radius grew
+        steps = torch.zeros_like(labels)
         rows = begun.nonzero()[:, 0]  # those that still walk
         for _ in range((self.budget // self.samples - 1) // (self.points + 1)):
             if not len(rows):
@@ -140,12 +156,13 @@ class Brepmi(Attack):
             grows = inside.all(1) if self.rule == "paper" else 2 * inside.sum(1) - self.points > 0.75 * self.points
             proposed = (z + (r / self.step_divisor).clamp(max=self.step_limit)[:, None] * self._away(inside, u)).clamp(-self.box, self.box)
             accepted = self._answers(view, prior, proposed) == y
+            steps[rows] += 1
             here[rows] = torch.where(accepted[:, None], proposed, z)
             radius[rows] = torch.where(grows, r * self.growth, r)
             waited[rows] = torch.where(grows, 0, waited[rows] + accepted)
             found[rows] = torch.where((grows | (radius[rows] == self.radius))[:, None], here[rows], found[rows])
             rows = rows[(waited[rows] < self.patience) & (radius[rows] <= self._widest(prior))]
-        return found, torch.where(begun, radius, 0)
+        return Found(found, steps, begun, torch.where(begun, radius, 0))
 
     def _away(self, inside: Tensor, u: Tensor) -> Tensor:
         """The mean push of directions (R, N, latent): from those outside, and with "both" also towards those inside."""

@@ -1,50 +1,101 @@
-"""How latents move: one loop for every attack that follows gradients."""
+"""How an attack's rows move: one loop for every attack that follows gradients."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from frostglass.errors import RunError
+from frostglass.attacks.dice import LANES, Dice, filled
+from frostglass.types import View
 
-OptimizerName = Literal["nesterov", "adam"]
-CHECK_EVERY = 50  # a look at the loss for non-finite values, rarely enough to cost nothing
+OptimizerName = Literal["nesterov", "momentum", "adam"]
+Objective = Callable[[Tensor, Tensor, Dice], tuple[Tensor, Tensor]]
+CHECK_EVERY = 10  # steps between two looks at who has finished or gone astray
 
 
-def descend(
-    latents: Tensor,
-    loss: Callable[[Tensor], Tensor],
-    *,
-    steps: int,
-    lr: float,
-    optimizer: OptimizerName = "adam",
-    momentum: float = 0.9,
-    project: Callable[[Tensor], Tensor] = lambda z: z,
-) -> Tensor:
-    """Minimise a per-sample loss over latents; samples never influence each other, whoever shares the batch.
+@dataclass(frozen=True)
+class Found:
+    """Where the search of N rows ended.
 
-    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `adam` has torch's default betas. After each step z ← project(z); the optimiser's
-    own memory is left alone.
+    `state` (N, ...); `score` (N,) by which candidates are kept, None to let the target's margin decide; `steps` (N,) how many each row took;
+    `whole` (N,) is False for a row whose search broke off: a loss that was not finite, a start that was never found.
     """
-    z = latents.detach().clone().requires_grad_()
-    if optimizer == "nesterov":
-        rule: torch.optim.Optimizer = torch.optim.SGD([z], lr=lr, momentum=momentum, nesterov=True)
-    else:
-        rule = torch.optim.Adam([z], lr=lr)
-    for step in range(steps):
-        value = loss(z).sum()
-        (z.grad,) = torch.autograd.grad(value, z)
+
+    state: Tensor
+    steps: Tensor
+    whole: Tensor
+    score: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far and how fast rows go.
+
+    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv; `adam` has torch's default betas. A row is done before its
+    `steps` are, if `patience` is not 0, once its confidence has stayed within `flat` for that many steps.
+    """
+
+    steps: int
+    lr: float
+    optimizer: OptimizerName = "adam"
+    momentum: float = 0.9
+    patience: int = 0
+    flat: float = 0.01
+    project: Callable[[Tensor], Tensor] = lambda state: state
+
+    def rule(self, state: Tensor) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam([state], lr=self.lr)
+        return torch.optim.SGD([state], lr=self.lr, momentum=self.momentum, nesterov=self.optimizer == "nesterov")
+
+
+def descend(view: View, start: Tensor, labels: Tensor, dice: Dice, objective: Objective, pace: Pace, *, lanes: int = LANES) -> Found:
+    """Minimise `objective(state, labels, dice)`, which gives the loss and the target's confidence of each row; rows never influence each other.
+
+    Rows that have finished leave the batch, and so do those whose loss is not finite, with what they had at the last check. Batches are filled
+    up to a multiple of `lanes`; filling is not counted as queries.
+    """
+    found = Found(start.clone(), torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool))
+    rows = torch.arange(len(start), device=start.device)  # those still on their way
+    state, rule = _begin(start, pace, filled(len(start), lanes))
+    rolled = dice.at(rows.tolist(), lanes)
+    still, level = torch.zeros_like(labels), start.new_full((len(start),), torch.inf, dtype=torch.float32)
+    for step in range(1, pace.steps + 1):
+        before, real, full = view.queries, len(rows), len(state)
+        loss, sure = objective(state, labels[rows][filled(real, lanes)], rolled)
+        view.queries = before + (view.queries - before) * real // full
+        (state.grad,) = torch.autograd.grad(loss.sum(), state)
         rule.step()
         with torch.no_grad():
-            z.copy_(project(z))
-        if (step + 1) % CHECK_EVERY == 0 or step + 1 == steps:
-            _check(value, z, step)
-    return z.detach()
+            state.copy_(pace.project(state))
+        moved = (sure.detach()[:real] - level[rows]).abs() > pace.flat
+        level[rows] = torch.where(moved, sure.detach()[:real].float(), level[rows])
+        still[rows] = torch.where(moved, 0, still[rows] + 1)
+        if step % CHECK_EVERY and step < pace.steps:
+            continue
+        sound = loss.detach()[:real].isfinite() & state.detach()[:real].flatten(1).isfinite().all(1)
+        found.state[rows[sound]] = state.detach()[:real][sound]
+        found.steps[rows], found.whole[rows] = step, sound
+        staying = sound & ((still[rows] < pace.patience) if pace.patience else True)
+        if not staying.any():
+            break
+        if not staying.all():
+            kept = staying.nonzero()[:, 0]
+            rows = rows[kept]
+            state, rule = _shrunk(state, rule, pace, kept[filled(len(kept), lanes)])
+            rolled = dice.at(rows.tolist(), lanes)
+    return found
 
 
-def _check(value: Tensor, z: Tensor, step: int) -> None:
-    if not (value.isfinite() and z.isfinite().all()):
-        raise RunError(
-            f"the attack's loss is not finite at step {step}: lower attack.lr or choose another attack.loss; finished identities are kept"
-        )
+def _begin(start: Tensor, pace: Pace, fill: Tensor) -> tuple[Tensor, torch.optim.Optimizer]:
+    state = start.detach()[fill].clone().requires_grad_()
+    return state, pace.rule(state)
+
+
+def _shrunk(state: Tensor, rule: torch.optim.Optimizer, pace: Pace, kept: Tensor) -> tuple[Tensor, torch.optim.Optimizer]:
+    """State and optimiser of some rows alone; the optimiser remembers what it knew of them."""
+    smaller, fresh = _begin(state, pace, kept)
+    fresh.state[smaller] = {name: value[kept] if value.ndim else value for name, value in rule.state[state].items()}
+    return smaller, fresh

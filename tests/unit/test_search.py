@@ -1,0 +1,135 @@
+"""The one loop that follows gradients: its rules, who leaves it when, and that rows do not see each other."""
+
+import pytest
+import torch
+
+from frostglass.attacks.dice import Dice, filled
+from frostglass.attacks.search import CHECK_EVERY, Pace, descend
+from frostglass.objective import logit
+from worlds import linear_world
+
+
+def searched(start, objective, pace, labels=None, lanes=1):
+    """`objective(state)` alone, where labels, dice and confidence do not matter."""
+    labels = torch.zeros(len(start), dtype=torch.long) if labels is None else labels
+    dice = Dice.of(0, "tests", labels, torch.arange(len(start)))
+    view = linear_world()[0].view(["gradients"])
+    return descend(view, start, labels, dice, lambda z, y, d: (objective(z), torch.zeros(len(z))), pace, lanes=lanes)
+
+
+@pytest.mark.parametrize("rule", ["nesterov", "momentum"])
+def test_the_rules_are_the_published_recursions(rule):
+    scale = torch.tensor([0.5, 2.0, 3.0], dtype=torch.double)
+    start = torch.tensor([[1.0, -2.0, 0.3]], dtype=torch.double)
+    found = searched(start, lambda z: 0.5 * (scale * z**2).sum(1), Pace(25, 0.05, rule, 0.9))
+    z, v = start.clone(), torch.zeros_like(start)
+    for _ in range(25):
+        old, v = v, 0.9 * v - 0.05 * scale * z
+        z = z - 0.9 * old + 1.9 * v if rule == "nesterov" else z + v
+    assert torch.allclose(found.state, z, atol=1e-12)
+    assert found.steps.tolist() == [25]
+    assert found.whole.all()
+
+
+def test_projection_holds_after_every_step():
+    pace = Pace(40, 0.5, "nesterov", project=lambda z: z.clamp(-1, 1))
+    assert torch.equal(searched(torch.zeros(2, 3), lambda z: -z.sum(1), pace).state, torch.ones(2, 3))
+
+
+def test_closed_form_world_reaches_the_known_optimum():
+    """Linear generator and classifier, logit loss, latents in a box: the optimum is the sign of the class's weight row."""
+    target, prior = linear_world()
+    view, labels = target.view(["gradients"]), torch.tensor([0, 1, 2])
+
+    def objective(z, y, dice):
+        return logit(view.logits(prior.images(z)), y), torch.zeros(len(z))
+
+    dice = Dice.of(0, "tests", labels, torch.zeros(3, dtype=torch.long))
+    pace = Pace(60, 0.1, "adam", project=lambda z: z.clamp(-1, 1))
+    found = descend(view, torch.zeros(3, 5, dtype=torch.double), labels, dice, objective, pace)
+    assert torch.equal(found.state, target.module[1].weight.sign())
+    assert view.queries == 3 * 60  # rows that fill a batch up are not counted
+
+
+def confident(rates, noise=0.0):
+    """Rows z with loss (z - 1)²; the confidence of row i moves by rates[i] a step while z is short of 1."""
+
+    def objective(z, y, dice):
+        sure = (z[:, 0].detach() * rates[y]).clamp(0, 1)
+        return ((z - 1 + noise * dice.normal(z.shape[1])) ** 2).sum(1), sure
+
+    return objective
+
+
+def run(labels, pace, noise=0.3, rates=(1.0, 0.5, 0.0, 1.0), lanes=4):
+    labels = torch.tensor(labels)
+    dice = Dice.of(3, "tests", labels, torch.zeros_like(labels))
+    view = linear_world()[0].view(["gradients"])
+    start = -0.2 * labels[:, None].double() * torch.ones(3, dtype=torch.double)
+    return descend(view, start, labels, dice, confident(torch.tensor(rates), noise), pace, lanes=lanes)
+
+
+def test_a_row_leaves_once_its_confidence_has_been_flat():
+    found = run([0, 1, 2, 3], Pace(400, 0.05, "adam", patience=15, flat=0.01), noise=0.0)
+    assert found.whole.all()
+    assert found.steps[2] == 2 * CHECK_EVERY  # never moves: flat since the first step, seen at the first check after 15
+    assert 20 < found.steps[0] < 200
+    assert (found.steps % CHECK_EVERY == 0).all()
+    assert (found.state[[0, 1, 3]] - 1).abs().max() < 0.15
+
+
+def test_without_patience_nobody_leaves():
+    assert run([0, 1, 2, 3], Pace(47, 0.05)).steps.tolist() == [47] * 4
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nesterov", "momentum"])
+def test_who_leaves_changes_nothing_for_those_who_stay(optimizer):
+    """Optimiser memory and random numbers stay with their row, whoever goes."""
+    pace = Pace(200, 0.02, optimizer, patience=15, flat=0.05)
+    whole = run([0, 1, 2, 3], pace)
+    assert len(set(whole.steps.tolist())) > 1
+    for labels in ([1], [3, 1], [2, 3]):
+        some = run(labels, pace)
+        for place, label in enumerate(labels):
+            assert torch.equal(some.state[place], whole.state[label])
+            assert some.steps[place] == whole.steps[label]
+
+
+def test_a_loss_that_is_not_finite_ends_one_row_with_what_it_had():
+    labels = torch.tensor([0, 1])
+
+    def objective(z, y, dice):
+        cliff = torch.where((y == 1) & (z[:, 0] > 0.5), torch.nan, 1.0)
+        return ((z - 1) ** 2).sum(1) * cliff, torch.zeros(len(z))
+
+    view = linear_world()[0].view(["gradients"])
+    dice = Dice.of(0, "tests", labels, labels)
+    found = descend(view, torch.zeros(2, 1), labels, dice, objective, Pace(100, 0.02), lanes=1)
+    assert found.whole.tolist() == [True, False]
+    assert found.steps[0] == 100
+    assert found.steps[1] < 100
+    assert found.state.isfinite().all()
+    assert 0 < found.state[1, 0] <= 0.5
+    assert found.state[0, 0] == pytest.approx(1, abs=0.05)
+
+
+def test_filling():
+    assert filled(3, 4).tolist() == [0, 1, 2, 2]
+    assert filled(4, 4).tolist() == [0, 1, 2, 3]
+    assert len(filled(17)) == 32
+
+
+def test_dice_belong_to_the_row_and_filling_repeats():
+    labels, draws = torch.tensor([4, 7, 4]), torch.tensor([0, 0, 1])
+    rolled = Dice.of(1, "x", labels, draws).at([0, 1, 2], 4)
+    first, second = rolled.normal(2, 3), rolled.normal(2, 3)
+    assert first.shape == (4, 2, 3)
+    assert torch.equal(first[2], first[3])
+    assert not torch.equal(first[0], first[2])
+    assert not torch.equal(first, second)
+    alone = Dice.of(1, "x", labels[1:2], draws[1:2]).at([0], 1)
+    assert torch.equal(alone.normal(2, 3)[0], first[1])
+    assert torch.equal(alone.normal(2, 3)[0], second[1])
+    uniform = Dice.of(1, "x", labels, draws).uniform(1000)
+    assert 0 <= uniform.min() < 0.01
+    assert 0.99 < uniform.max() < 1
