@@ -19,7 +19,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 # A module imports from its own rung or from a lower one. Names that stand together share a rung.
 LADDER = (
-    ("errors", "registry", "runtime", "files", "checks", "types"),
+    ("errors", "registry", "runtime", "files", "checks", "types", "objective"),
     ("data", "models"),
     ("priors",),
     ("defenses",),

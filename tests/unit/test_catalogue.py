@@ -52,7 +52,9 @@ def test_a_docstring_is_split_into_text_and_arguments():
     assert facts["file"] == "frostglass.attacks.gmi"
     assert "Paper: " in facts["text"]
     assert "Args:" not in facts["text"] + facts["arguments"]
-    assert facts["arguments"].startswith("loss: ")
+    assert facts["arguments"].startswith("coupling: ")  # its own first, then those all attacks by gradients share
+    assert "\nloss: what the target should think" in facts["arguments"]
+    assert [variant["name"] for variant in facts["variants"]] == ["noise", "aimed", "straight", "margin", "poincare"]
     assert {"name": "steps", "type": "int", "default": 1500, "required": False} in facts["parameters"]
     assert {"name": "private", "type": "Path", "default": None, "required": True} in describe("folder")["parameters"]
 

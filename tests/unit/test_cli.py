@@ -325,7 +325,7 @@ def test_all_networks_are_tried_before_any_work(here, command):
     assert first == "frostglass: 3 problems"
     assert problems[0].startswith("  target: no model named 'cnnn': did you mean 'cnn'? known: ")
     assert problems[1] == "  evaluators[1]: cannot import 'nowhere' for model 'nowhere:make': No module named 'nowhere'"
-    assert problems[2].startswith("  prior: wgan makes square images of 16, 32, 64 or 128 pixels, got 24×24")
+    assert problems[2].startswith("  prior: the generator makes square images of 16, 32, 64 or 128 pixels, got 24×24")
     assert [path.name for path in here.iterdir()] == ["toy.toml"]
 
 
@@ -724,7 +724,7 @@ def test_bad_models(photos, model, message):
     [
         (["target.lr=1e30", "target.batch=4"], "the loss is not finite at epoch 0, batch 1 (cross_entropy nan)"),
         (["prior.lr=1e30"], "wgan: the loss is not finite at step 0"),
-        (["attack.lr=1e38", "attack.weight=1e38", "attack.clamp=0.0"], "the attack's loss is not finite at step "),
+        (["attack.lr=1e38", "attack.weight=1e38", "attack.clamp=0.0"], "because the attack's loss was not finite: lower attack.lr"),
         (["target.lr=1e4", "target.optimizer=sgd"], "cnn: NaN or infinity after epoch 1: lower the learning rate"),
     ],
 )

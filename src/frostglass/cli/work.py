@@ -186,6 +186,11 @@ def show_method(name: str, *, as_json: bool) -> None:
             print(f"  {parameter['name']}{given}  ({parameter['type']}{', required' if parameter['required'] else ''})")
     if facts["arguments"]:
         print("\n" + facts["arguments"])
+    if facts["variants"]:
+        print('\nVariants, for example variant = "' + facts["variants"][0]["name"] + '":')
+        for variant in facts["variants"]:
+            sets = ", ".join(f"{name} = {json.dumps(value)}" for name, value in variant["sets"].items())
+            print(f"  {variant['name']:<13} {variant['why']} ({sets})")
 
 
 def diagnose(store: Path, *, as_json: bool) -> None:

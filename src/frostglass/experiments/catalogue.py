@@ -43,16 +43,28 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
-    body, _, arguments = inspect.cleandoc(method.__doc__ or "").partition("\nArgs:\n")
+    body, _ = _told(method)
     return {
         "name": name,
         "kind": kind,
         "summary": _summary(method),
         "text": body.strip(),
         "parameters": _parameters(method),
-        "arguments": inspect.cleandoc(arguments),
+        "arguments": "\n".join(filter(None, (_told(part)[1] for part in _with_bases(method)))),
+        "variants": [{"name": variant, "why": why, "sets": dict(sets)} for variant, (why, sets) in getattr(method, "variants", {}).items()],
         "file": inspect.getmodule(method).__name__,  # type: ignore[union-attr]
     }
+
+
+def _told(method: Any) -> tuple[str, str]:
+    """A docstring's text, and what it says of arguments."""
+    body, _, arguments = inspect.cleandoc(method.__doc__ or "").partition("\nArgs:\n")
+    return body, inspect.cleandoc(arguments)
+
+
+def _with_bases(method: Any) -> list[Any]:
+    """A class and those whose parameters it takes over, which explain them; a function alone."""
+    return [part for part in method.__mro__ if dataclasses.is_dataclass(part)] if inspect.isclass(method) else [method]
 
 
 def _summary(method: Any) -> str:

@@ -51,9 +51,10 @@ class Judging:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One audit: data, target with defenses, evaluators, prior, attack and what is measured."""
+    """One audit: data, target with defenses, evaluators, prior, attack and what is measured; `case` is what a grid calls its attack."""
 
     name: str
+    case: str
     seed: int
     data: Dataset
     split: Fractions
@@ -71,6 +72,7 @@ class Experiment:
         reader = _Reader(values)
         found = cls(
             name=reader.value("name", str, "audit"),
+            case=reader.value("case", str, ""),
             seed=reader.value("seed", int, 0),
             data=reader.method("data", datasets, {"name": "faces"}),
             split=reader.section("split", Fractions),
@@ -128,7 +130,15 @@ class _Reader:
         except ConfigError as error:
             self.problems.append(f"{where}.name: {error}")
             return None
-        return self.section(key, cls, where, {name: value for name, value in values.items() if name != "name"})
+        given = {name: value for name, value in values.items() if name != "name"}
+        known = getattr(cls, "variants", {})
+        if "variant" in given and known:
+            variant = given.pop("variant")
+            if variant not in known:
+                self.problems.append(f"{where}.variant: {values['name']} has no variant {variant!r}; {nearest(str(variant), known)}")
+                return None
+            given = {**known[variant][1], **given}
+        return self.section(key, cls, where, given)
 
     def methods(self, key: str, registry: Registry, default: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self.method(key, registry, {}, f"{key}[{i}]", values) for i, values in enumerate(self._list(key, default)))
@@ -177,7 +187,10 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     for combination in itertools.product(*grid.values()):
         config = copy.deepcopy(plain)
         for path, value in zip(grid, combination, strict=True):
-            assign(config, path, copy.deepcopy(value))
+            if path == "case":
+                config = _laid_over(config, _case(value))
+            else:
+                assign(config, path, copy.deepcopy(value))
         label = ", ".join(_label(path, value, grid[path]) for path, value in zip(grid, combination, strict=True))
         result.append((label or "audit", config))
     return result
@@ -194,7 +207,25 @@ def _flat(grid: Any) -> Any:
     return flat
 
 
+def _case(value: Any) -> Mapping[str, Any]:
+    """One entry of grid.case: a name, and the sections that belong together under it, such as an attack and its prior."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("case"), str):
+        raise ConfigError(f'grid.case: expected tables such as {{ case = "KED-MI", prior = {{ ... }}, attack = {{ ... }} }}, got {value!r}')
+    return value
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables joined value by value, `above` first; a method's table, which has a name, stands alone: another's parameters would not fit it."""
+    joined = copy.deepcopy({**below, **above})
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping) and "name" not in value:
+            joined[key] = _laid_over(below[key], value)
+    return joined
+
+
 def _label(path: str, value: Any, choices: list[Any]) -> str:
+    if path == "case":
+        return str(_case(value)["case"])
     if path != "defenses":
         return f"{path}={value}"
     names = [_defense_names(choice, full=False) for choice in choices]

@@ -43,9 +43,16 @@ def lift(rows: Rows, prior_rows: Rows) -> tuple[Score, ...]:
 
 
 def judge(
-    rows: Rows, prior_rows: Rows, control: tuple[Rows, Rows] | None, *, margin: float, target: Target, evaluators: Sequence[Target]
+    rows: Rows,
+    prior_rows: Rows,
+    control: tuple[Rows, Rows] | None,
+    *,
+    margin: float,
+    target: Target,
+    evaluators: Sequence[Target],
+    partial: int = 0,
 ) -> Controls:
-    """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows."""
+    """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows; `partial` people have no whole search."""
     control_lift = lift(*control) if control else ()
     right, chance = _held_out(target), 1 / len(target.classes)
     vacuous = ""
@@ -80,6 +87,7 @@ def judge(
         vacuous=vacuous,
         warnings=(
             *_alike(target, evaluators),
+            *_broken_off(partial, len(rows.labels)),
             *_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators]),
         ),
     )
@@ -93,6 +101,12 @@ def _alike(target: Target, evaluators: Sequence[Target]) -> list[str]:
         for number, evaluator in enumerate(evaluators, 1)
         if own is not None and evaluator.info.get("model") == own
     ]
+
+
+def _broken_off(partial: int, people: int) -> list[str]:
+    """Searches that did not come to their end: a low score there is no privacy."""
+    why = "a loss that was not finite, or no start was found"
+    return [f"partial: the search broke off for {partial} of {people} people ({why}), whose pictures say little"] if partial else []
 
 
 def _held_out(classifier: Target) -> float:

@@ -33,6 +33,7 @@ class _Stub:
     classes: tuple[str, ...] = ()
     info: Mapping[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
     saw: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    condition: str = ""
 
     @property
     def public(self) -> "_Stub":
@@ -97,7 +98,7 @@ def _attempts(exp: Experiment, classes: int, private: int) -> Iterator[tuple[str
         yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape, records)
     if any(_on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
         yield "data", _try_public_people, (exp.data,)
-    yield "prior", _try_prior, (exp.prior, shape)
+    yield "prior", _try_prior, (exp.prior, shape, classes)
 
 
 def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape, records: int) -> None:
@@ -122,12 +123,17 @@ def _try_public_people(data: Dataset) -> None:
     check_people(data.public_people())
 
 
-def _try_prior(method: Any, shape: Shape) -> None:
+def _try_prior(method: Any, shape: Shape, classes: int) -> None:
+    if base := getattr(method, "base_method", None):
+        _try_prior(base, shape, classes)
     if isinstance(method, Pretrained):
         method.read(shape)
-        return
-    with seeded(0, "cost"):
-        method.networks(shape)
+    elif hasattr(method, "networks"):
+        with seeded(0, "cost"):
+            method.networks(shape, classes)
+    if hasattr(method, "build_students"):
+        with seeded(0, "cost"):
+            method.build_students(shape, classes)
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
@@ -159,17 +165,15 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
         on_public = "public" in inputs[2:3]  # a first stage
         images = int(0.8 * public if on_public else private * (1 - exp.split.test - exp.split.validation)) * config.epochs
         return f"{config.model}: {config.epochs} epochs, {images:,} images", images * once(_training_seconds, config, identities, shape)
-    if name == "prior" and hasattr(config, "networks"):
-        images = config.steps * config.batch * config.critic_steps
-        return f"{config.steps:,} steps of {config.critic_steps} × {config.batch} images", images * once(_critic_seconds, config, shape)
+    if name == "prior":
+        return _prior_work(config, shape, identities, public, once)
     if name == "attack":
-        generator = once(_critic_seconds, exp.prior, shape) / 4 if hasattr(exp.prior, "networks") else 0.002
+        generator = once(_critic_seconds, exp.prior, shape, identities) / 4 if hasattr(exp.prior, "networks") else 0.002
         each = once(_training_seconds, exp.target, identities, shape) + generator
-        latents, text = people * config.candidates, f"{people} people × {config.candidates} candidates"
-        if hasattr(config, "steps"):
-            return f"{text} × {config.steps} steps", latents * config.steps * each
-        # Without gradients a look is a forward pass, a third of the work; the whole budget is the most it can take.
-        return f"{text} × up to {config.budget:,} queries", (latents * config.budget + config.tries) * each / 3
+        searches, (what, pictures) = people * config.candidates, config.effort()
+        # Without gradients a look is a forward pass, a third of the work.
+        seconds = (searches * pictures + config.asked_once) * each / (1 if "gradients" in config.access else 3)
+        return f"{people} people × {config.candidates} candidates × {what}", seconds
     if name == "scores":
         return f"{people * exp.attack.keep} pictures", 2.0 + private / 2000
     return "", 0.5
@@ -186,12 +190,34 @@ def _training_seconds(config: Training, classes: int, shape: Shape, batch: int =
     return _timed(lambda: F.cross_entropy(module(images), labels).backward()) / batch
 
 
-def _critic_seconds(config: Any, shape: Shape, batch: int = 16) -> float:
+def _prior_work(method: Any, shape: Shape, classes: int, public: int, once: _Once) -> tuple[str, float]:
+    if hasattr(method, "networks"):
+        images = method.steps * method.batch * method.critic_steps
+        seconds = images * once(_critic_seconds, method, shape, classes)
+        return f"{method.name}: {method.steps:,} steps of {method.critic_steps} × {method.batch} images", seconds
+    if hasattr(method, "build_students"):
+        return f"{method.name}: {method.epochs} epochs of {public:,} images each", (
+            method.epochs * public * once(_student_seconds, method, shape, classes)
+        )
+    return "load weights", 0.5
+
+
+def _student_seconds(method: Any, shape: Shape, classes: int, batch: int = 16) -> float:
+    """Seconds per image of a forward and backward pass of all students."""
+    with seeded(0, "cost"):
+        students = method.build_students(shape, classes)
+    images = torch.zeros(batch, *shape)
+    return _timed(lambda: torch.stack([student(images).sum() for student in students]).sum().backward()) / batch
+
+
+def _critic_seconds(method: Any, shape: Shape, classes: int, batch: int = 16) -> float:
     """Seconds per image of one critic step with its penalty, about three passes through generator and critic."""
     with seeded(0, "cost"):
-        generator, critic = config.networks(shape)
-    latents = torch.zeros(batch, config.latent)
-    return 3 * _timed(lambda: critic(generator(latents)).sum().backward()) / batch
+        generator, critic = method.networks(shape, classes)
+    labels = torch.zeros(batch, dtype=torch.long)
+    given = {"": (), "label": (labels,), "hint": (torch.zeros(batch, shape[0] + 1, *shape[1:]),)}[getattr(method, "condition", "")]
+    judged = (labels,) if given and method.condition == "label" else ()
+    return 3 * _timed(lambda: critic(generator(torch.zeros(batch, method.latent), *given), *judged).sum().backward()) / batch
 
 
 def _timed(step: Callable[[], Any]) -> float:

@@ -23,7 +23,7 @@ from frostglass.files import full_disk_reported, write_bytes
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
 
-RUN_FORMAT = 2
+RUN_FORMAT = 3
 PACKAGES = ("frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "pydantic", "safetensors")
 
 
@@ -98,6 +98,7 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
     exp = audit.experiment
     return {
         "label": label,
+        "case": exp.case,
         "seed": exp.seed,
         "defenses": [{"name": defense.name, **asdict(defense)} for defense in exp.defenses],  # type: ignore[call-overload]
         "attack": {"name": exp.attack.name, **asdict(exp.attack)},  # type: ignore[call-overload]
@@ -113,6 +114,10 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         | {"lift": _plain_scores(audit.controls.lift), "control_lift": _plain_scores(audit.controls.control_lift)},
         "worst": [{"identity": name, "recognised": value} for name, value in worst_identities(audit.rows, audit.split.classes)],
         "queries": audit.found.queries,
+        "steps": None if audit.found.steps is None else audit.found.steps.double().mean().item(),
+        "partial": []
+        if audit.found.partial is None
+        else [audit.split.classes[i] for i in audit.found.labels[audit.found.partial].tolist()],
         "seconds": audit.found.seconds,
         "keys": {"target": audit.target.key, "prior": audit.prior.key, "attack": audit.found.key, "scores": audit.rows.key},
     }

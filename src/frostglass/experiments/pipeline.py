@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from frostglass.attacks.base import Attack, invert, prior_only
 from frostglass.data.base import Dataset
@@ -20,7 +21,8 @@ from frostglass.files import Work, read_json, read_tensors, write_tensors
 from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
-from frostglass.runtime import default_device, seed_for, under_prefix, with_prefix
+from frostglass.priors.context import hints_of
+from frostglass.runtime import default_device, device_of, seed_for, under_prefix, with_prefix
 from frostglass.training import Training, first_stage, stage_split, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
@@ -63,9 +65,11 @@ class Products(NamedTuple):
 def run(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store does not have of it yet, and weigh it against its controls."""
     made = produce(experiment, store)
+    partial = 0 if made.found.partial is None else int(made.found.partial.sum())
     controls = judge(
-        made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators
-    )
+        made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators,
+        partial=partial,
+    )  # fmt: skip
     return Audit(
         experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls, made.undefended
     )
@@ -74,7 +78,8 @@ def run(experiment: Experiment, store: Store) -> Audit:
 def produce(exp: Experiment, store: Store) -> Products:
     """All steps of an experiment, in order.
 
-    Private pictures are reachable from `_train` and `_score` only: prior and attack get public images, a view and a prior.
+    Private pictures are reachable from `_train` and `_score` only: prior and attack get public images, a view and a prior. The one exception is said by the prior
+    itself: one that completes hints is given a spoiled picture of each person.
     """
     seed = exp.seed
     split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=seed)
@@ -107,13 +112,27 @@ def _attack(
     """Prior, attack and scores for one target, with the prior-only control scored the same way."""
     seed, people = exp.seed, exp.judging.identities
     view = target.view(exp.attack.access)
-    prior = store.step(PRIOR, exp.prior, split.public, view if exp.prior.tied else None, fingerprint(exp.prior), seed=seed)
+    prior = _prior(store, exp.prior, split, view, seed=seed)
     check_unseen(prior, split.classes)
+    if prior.condition == "hint":
+        prior = replace(prior, hints=hints_of(prior.info, first_pictures(split.test)).to(device_of(prior.generator)))
     found = store.step(ATTACK, exp.attack, view, prior, people, seed=seed)
     blind = store.step(PRIOR_ONLY, exp.attack.keep, view, prior, people, seed=seed)
     rows = store.step(SCORES, exp.metrics, target, found, split, evaluators, seed=seed)
     prior_rows = store.step(SCORES, exp.metrics, target, blind, split, evaluators, seed=seed)
     return prior, found, rows, prior_rows
+
+
+def _prior(store: Store, method: PriorMethod, split: Split, view: View, *, seed: int) -> Prior:
+    """A trained prior, after the one it adds to; one that is fitted to a target is made anew for every target."""
+    base = getattr(method, "base_method", None)
+    under = [] if base is None else [_prior(store, base, split, view, seed=seed)]
+    return store.step(PRIOR, method, split.public, view if method.tied else None, fingerprint(method), *under, seed=seed)
+
+
+def first_pictures(images: Images) -> Tensor:
+    """The first picture of each class, (K, C, H, W)."""
+    return images.floats(torch.stack([(images.labels == label).nonzero()[0, 0] for label in range(len(images.names))]))
 
 
 def fingerprint(method: Any) -> str:
@@ -162,13 +181,13 @@ def _load_target(folder: Path) -> Target:
 
 def _load_prior(folder: Path) -> Prior:
     prior = load_prior(folder)
-    for module in filter(None, (prior.generator, prior.critic)):
+    for module in prior.modules:
         module.to(default_device())
     return prior
 
 
-def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *, seed: int, work: Work) -> Prior:
-    return method.train(public, view, seed=seed, work=work)
+def _make_prior(method: PriorMethod, public: Images, view: View | None, _: str, *base: Prior, seed: int, work: Work) -> Prior:
+    return method.train(public, view, seed=seed, work=work, **({"base": base[0]} if base else {}))
 
 
 def _attacked(view: View, people: int | None) -> range:
@@ -191,8 +210,7 @@ def _score(
 
 def _save_found(found: Reconstructions, folder: Path) -> None:
     tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
-    if found.draws is not None:
-        tensors["draws"] = found.draws
+    tensors |= {name: column for name in ("draws", "steps", "partial") if (column := getattr(found, name)) is not None}
     write_tensors(folder / "found.safetensors", tensors, {"queries": found.queries})
 
 
@@ -213,7 +231,7 @@ def _load_rows(folder: Path) -> Rows:
 
 SPLIT = Step("split", 1, _split, save_split, load_split)
 TARGET = Step("target", 2, _train, save_target, _load_target, facts=lambda target: target.info.get("facts", {}))
-PRIOR = Step("prior", 1, _make_prior, save_prior, _load_prior)
-ATTACK = Step("attack", 2, _invert, _save_found, _load_found)
-PRIOR_ONLY = Step("prior_only", 1, _prior_only, _save_found, _load_found)
+PRIOR = Step("prior", 2, _make_prior, save_prior, _load_prior)
+ATTACK = Step("attack", 3, _invert, _save_found, _load_found)
+PRIOR_ONLY = Step("prior_only", 2, _prior_only, _save_found, _load_found)
 SCORES = Step("scores", 2, _score, _save_rows, _load_rows)
