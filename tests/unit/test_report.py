@@ -28,6 +28,7 @@ from frostglass.report import build
 from frostglass.report.arrange import Study, group
 from frostglass.report.build import build_report
 from frostglass.report.charts import Mark, number, toml, track
+from frostglass.report.matrix import attack_notes, matrix
 from frostglass.report.recipes import fact_words, training_caption, training_notes, training_rows, words
 from frostglass.report.runs import read_run
 from frostglass.report.tradeoff import MARKS, tradeoff
@@ -70,7 +71,8 @@ def make_run(
 
     Each audit may tell `defenses`, `hits` (pictures each judge recognises), `accuracy`, `loss`, `success`, `guesses`, `control` (pictures
     each judge recognises in the positive control, or None for no control), `model`, `seed`, `far` (manifold ratio), `pictures`, `recipe`
-    (settings of the training), `seconds` (of the training; the undefended one takes 60) and `info` (what else is known of the target).
+    (settings of the training), `seconds` (of the training; the undefended one takes 60), `info` (what else is known of the target), `case`,
+    `attack` (instead of GMI), `steps` (of each search) and `partial` (places of people whose search broke off).
     """
     names, total = tuple(names) or tuple(f"person {place}" for place in range(people)), people * candidates
     random = torch.Generator().manual_seed(1)
@@ -92,16 +94,22 @@ def make_run(
         against = None if control is None else (some_rows(people, candidates, control[: len(judges)], 1.0), blind)
         rows = replace(rows, columns={**rows.columns, "manifold": rows.columns["manifold"] * told.get("far", 1.0)}, key=f"{name}{place}")
         shown = told.get("pictures", torch.rand((people, candidates, 3, size, size), generator=random))
-        found = Reconstructions(shown, torch.arange(people), torch.zeros(people), torch.zeros(people), 31_200, 75.5, f"attack{place}")
+        found = Reconstructions(
+            shown, torch.arange(people), torch.zeros(people), torch.zeros(people), 31_200, 75.5, f"attack{place}",
+            steps=torch.tensor(told["steps"]) if "steps" in told else None,
+            partial=torch.tensor([person in told["partial"] for person in range(people)]) if "partial" in told else None,
+        )  # fmt: skip
         model = told.get("model", "cnn")
         recipe = {"model": model, **told.get("recipe", {})}
-        chosen = {"name": name, "seed": told.get("seed", 0), "defenses": told.get("defenses", []), "target": recipe}
-        experiment = Experiment.parse(chosen | {"attack": {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1}})
+        chosen = {"name": name, "case": told.get("case", ""), "seed": told.get("seed", 0), "defenses": told.get("defenses", [])}
+        attack = told.get("attack", {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1})
+        experiment = Experiment.parse(chosen | {"target": recipe, "attack": attack})
         learned = {"trainable": 12345, "seconds": told.get("seconds", 60.0), **told.get("info", {})}
         target = network(model, told.get("accuracy", 0.982), f"target{place}", **learned)
         undefended = None if control is None else network(model, 0.982, "undefended")
-        prior: Any = SimpleNamespace(info={"method": {"name": "wgan"}}, key="prior")
-        controls = judge(rows, blind, against, margin=0.2, target=target, evaluators=evaluators)
+        prior: Any = SimpleNamespace(info={"method": {"name": told.get("prior", "wgan")}}, key="prior")
+        broken_off = len(told.get("partial", ()))
+        controls = judge(rows, blind, against, margin=0.2, target=target, evaluators=evaluators, partial=broken_off)
         made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls, undefended))
     labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
     return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
@@ -420,12 +428,13 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
     run = make_run(tmp_path / "run", [BROKEN, DEFENDED, {**DEFENDED, "loss": "poincare", **FAILED}])
     page = Page(build_report([run], tmp_path / "report.html"))
     assert page.tables["Kinds of attack tried on each model"] == [
-        ["model", "CE", "margin or logit", "Poincaré", "label-only"],
-        ["undefended", "! missing", "✓ tried", "! missing", "! missing"],
-        ["CALoR", "! missing", "✓ tried", "tried, vacuous", "! missing"],
+        ["model", "CE", "margin or logit", "Poincaré", "label-only", "adaptive"],
+        ["undefended", "! missing", "✓ tried", "! missing", "! missing", "–"],
+        ["CALoR", "! missing", "✓ tried", "tried, vacuous", "! missing", "! missing"],
     ]
-    assert "Missing or vacuous for CALoR: CE, Poincaré and label-only. Masked gradients are not ruled out there." in page.text.replace(
-        " .", "."
+    assert (
+        "Missing or vacuous for CALoR: CE, Poincaré, label-only and adaptive. Masked gradients are not ruled out there."
+        in page.text.replace(" .", ".")
     )
     assert "These audits are vacuous and prove nothing: CALoR · loss=poincare" in page.text
 
@@ -977,6 +986,18 @@ def broken_run(folder: Path, what: str) -> Path:
             del audit["training"]
         case "endless training":
             audit["training"]["seconds"] = float("inf")
+        case "no case" | "no steps" | "no partial":
+            del audit[what.removeprefix("no ")]
+        case "steps as text":
+            audit["steps"] = "12"
+        case "fewer than no steps":
+            audit["steps"] = -1
+        case "endless steps":
+            audit["steps"] = float("inf")
+        case "partial stranger":
+            audit["partial"] = ["nobody"]
+        case "case as number":
+            audit["case"] = 3
         case "no audits":
             document["audits"] = []
     path.write_text(json.dumps(document))
@@ -991,8 +1012,8 @@ def broken_run(folder: Path, what: str) -> Path:
         ("no rows.csv", StoreError, r"has no rows\.csv"),
         ("no pictures.safetensors", StoreError, r"has no pictures\.safetensors"),
         ("not json", StoreError, r"run\.json is not JSON"),
-        ("list", StoreError, r"has format null, expected 2"),
-        ("format", StoreError, r"has format 99, expected 2: run again"),
+        ("list", StoreError, r"has format null, expected 3"),
+        ("format", StoreError, r"has format 99, expected 3: run again"),
         ("cut pictures", StoreError, r"is not a whole safetensors file"),
         ("missing picture", DataError, r"has no audit\.1"),
         ("float pictures", DataError, r"audit\.0 is torch\.float32"),
@@ -1008,6 +1029,14 @@ def broken_run(folder: Path, what: str) -> Path:
         ("no training", DataError, r"is damaged \(audits\.1\.training: required, and not given\): run again"),
         ("endless training", DataError, r"is damaged \(audits\.1\.training\.seconds: "),
         ("no audits", DataError, r"is damaged \(audits: "),
+        ("no case", DataError, r"is damaged \(audits\.1\.case: required, and not given\): run again"),
+        ("no steps", DataError, r"is damaged \(audits\.1\.steps: required, and not given\): run again"),
+        ("no partial", DataError, r"is damaged \(audits\.1\.partial: required, and not given\): run again"),
+        ("steps as text", DataError, r"is damaged \(audits\.1\.steps: "),
+        ("fewer than no steps", DataError, r"is damaged \(audits\.1\.steps: "),
+        ("endless steps", DataError, r"is damaged \(audits\.1\.steps: "),
+        ("case as number", DataError, r"is damaged \(audits\.1\.case: "),
+        ("partial stranger", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
     ],
 )
 def test_damaged_runs_are_refused_in_one_line(tmp_path, what, kind, message):
@@ -1049,7 +1078,12 @@ def test_settings_can_be_run_again(tmp_path):
         "target": {"epochs": 30, "lr": 1e-05, "flip": True, "options": {"width": 32}},
         "evaluators": [{"model": "resnet", "options": {"depth": 1}}, {"model": "lenet"}],
         "attack": {"name": "gmi", "clamp": "Infinity"},
-        "grid": {"defenses": [[], [{"name": "calor", "rank": 3}]], "attack.loss": ["ce", "margin"], "seed": [0, 1]},
+        "grid": {
+            "defenses": [[], [{"name": "calor", "rank": 3}]],
+            "attack.loss": ["ce", "margin"],
+            "seed": [0, 1],
+            "case": [{"case": "KED-MI, long", "prior": {"name": "kplus1"}, "attack": {"name": "kedmi", "steps": 9}}, {"case": "GMI"}],
+        },
     }
     (tmp_path / "run.toml").write_text(toml(settings), encoding="utf-8")
     assert tomllib.loads(toml(settings)) == {**settings, "attack": {"name": "gmi", "clamp": float("inf")}}
@@ -1102,3 +1136,302 @@ def test_models_are_compared_on_the_same_people(tmp_path):
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     bars = [audit["scores"]["top1_1"] for audit in run["audits"]]
     assert bars[0]["low"] < bars[1]["high"]
+
+
+# Many attacks
+
+KEDMI, BREPMI, STRAIGHT = {"name": "kedmi"}, {"name": "brepmi"}, {"name": "gmi", "straight_through": True}
+MATRIX = "Every attack on every model"
+
+
+def tried(case: str, hits: int, **told: Any) -> dict[str, Any]:
+    """An attack that both judges see the same of."""
+    return {**BROKEN, "case": case, "hits": (hits, hits), **told}
+
+
+def crossed(cases: Sequence[str], **told: Any) -> list[dict[str, Any]]:
+    """Each attack on an undefended model and on CALoR, each stronger than the one before."""
+    defended = [tried(case, 5 + place, defenses=CALOR, **told) for place, case in enumerate(cases)]
+    return [*(tried(case, 12 + place % 8, **told) for place, case in enumerate(cases)), *defended]
+
+
+def test_attacks_are_named_as_the_config_or_the_papers_call_them(tmp_path):
+    by_case = [tried("KED-MI", 9, attack=KEDMI), tried("GMI, straight", 9, attack=STRAIGHT, prior="kplus1")]
+    found = study(tmp_path / "case", [*by_case, *({**told, "defenses": CALOR} for told in by_case)])
+    assert [entry.label for entry in found.entries] == [
+        "undefended · KED-MI", "undefended · GMI, straight", "CALoR · KED-MI", "CALoR · GMI, straight",
+    ]  # fmt: skip
+    attacks = [{"name": name} for name in ("gmi", "kedmi", "lomma", "plgmi", "brepmi", "vmi")]
+    found = study(tmp_path / "title", [tried("", 9, attack=attack) for attack in attacks])
+    assert [entry.label for entry in found.entries] == [
+        f"undefended · {title}" for title in ("GMI", "KED-MI", "LOMMA", "PLG-MI", "BREP-MI", "VMI")
+    ]
+    other = broken_attack_name(tmp_path / "other")
+    assert [entry.label for entry in group([read_run(other)])[0].entries] == ["undefended · GMI", "undefended · my_attack"]
+
+
+def broken_attack_name(folder: Path) -> Path:
+    """A run whose second attack is not known to this version."""
+    run = make_run(folder, [BROKEN, BROKEN])
+    document = json.loads((run / "run.json").read_text())
+    document["audits"][1]["attack"]["name"] = "my_attack"
+    (run / "run.json").write_text(json.dumps(document))
+    return run
+
+
+def test_what_a_case_does_not_tell_apart_is_told_by_what_differs(tmp_path):
+    same = [tried("strong", 9), tried("strong", 9, loss="ce"), tried("strong", 9, attack=KEDMI), tried("weak", 9), tried("weak", 9, seed=1)]
+    assert [entry.label for entry in study(tmp_path, same).entries] == [
+        "undefended · strong · GMI · loss=margin", "undefended · strong · GMI · loss=ce", "undefended · strong · KED-MI",
+        "undefended · weak · seed=0", "undefended · weak · seed=1",
+    ]  # fmt: skip
+    # One attack needs no name, and settings that differ keep theirs.
+    assert [entry.label for entry in study(tmp_path / "one", [tried("GMI", 9), {**DEFENDED, "case": "GMI"}]).entries] == [
+        "undefended",
+        "CALoR",
+    ]
+    losses = study(tmp_path / "losses", [BROKEN, {**BROKEN, "loss": "ce"}])
+    assert [entry.label for entry in losses.entries] == ["undefended · loss=margin", "undefended · loss=ce"]
+
+
+def test_the_matrix_has_the_numbers_of_the_run_and_marks_the_strongest(tmp_path):
+    audits = [
+        {**tried("GMI", 19), "hits": (20, 19)},
+        {**tried("KED-MI", 12, guesses=3), "hits": (12, 14)},
+        tried("GMI", 4, defenses=CALOR, loss="ce"),
+        tried("GMI", 6, defenses=CALOR),
+        tried("KED-MI", 9, defenses=CALOR, control=(1, 1)),
+        tried("KED-MI", 0, defenses=BIDO),
+    ]
+    run = make_run(tmp_path / "run", audits)
+    out = build_report([run], tmp_path / "report.html")
+    page = Page(out)
+    assert page.tables[MATRIX] == [
+        ["attack", "undefended", "CALoR", "BiDO"],
+        ["prior-only random pictures of the attacks' generators", "5–15 %", "5 %", "5 %"],
+        ["GMI", "95 % ★ judge 1: 100 %", "30 % judge 2: 30 % best of 2", "–"],
+        ["KED-MI", "60 % judge 2: 70 %", "45 % ★ judge 2: 45 % vacuous", "0 % judge 2: 0 %"],
+        ["strongest", "95 % 85–100 % GMI", "45 % 25–65 % KED-MI", "0 % 0–16.8 % none found anybody"],
+    ]
+    written = json.loads((run / "run.json").read_text())["audits"]
+    strictest = [min(audit["scores"][f"top1_{place}"]["value"] for place in (1, 2)) for audit in written]
+    assert [plain(number(strictest[place], "percent")) for place in (0, 1, 3, 4, 5)] == ["95 %", "60 %", "30 %", "45 %", "0 %"]
+    table = re.search(rf'aria-label="{MATRIX}">\n<table.*?</table>', out.read_text(), re.DOTALL).group()
+    assert re.findall(r'<td class="hollow">.*?45', table) != []
+    assert table.count('class="hollow"') == 1
+    assert re.findall(r'<b class="share">([\d.]+)', table) == ["95", "45"]
+    assert set(re.findall(r"<th(?: [^>]*)?>", table)) == {'<th scope="col">', '<th scope="row">'}
+    assert "★ strongest attack on the model" in page.text
+    assert "Dashed and slanted: vacuous, proves nothing" in page.text
+    assert "– not tried" in page.text
+
+
+def test_one_attack_or_one_model_needs_no_matrix(tmp_path):
+    for name, audits in {
+        "attack": [BROKEN, DEFENDED, {**DEFENDED, "loss": "ce"}],
+        "case": [tried("GMI", 9), tried("GMI", 8, defenses=CALOR)],
+        "model": [tried("GMI", 9), tried("KED-MI", 8)],
+    }.items():
+        assert matrix(study(tmp_path / name, audits)) is None
+        assert attack_notes(study(tmp_path / name, audits)) == []
+        assert MATRIX not in build_report([tmp_path / name / "run"], tmp_path / f"{name}.html").read_text()
+    assert matrix(study(tmp_path / "both", [{**BROKEN, "attack": KEDMI}, DEFENDED])) is not None
+
+
+def test_the_matrix_is_said_in_words(tmp_path):
+    audits = [
+        tried("GMI", 19), tried("KED-MI", 18),
+        tried("GMI", 9, defenses=CALOR), tried("KED-MI", 9, defenses=CALOR),
+        tried("GMI", 0, defenses=BIDO), tried("KED-MI", 0, defenses=BIDO),
+        tried("GMI", 3, defenses=SMOOTHING, control=(1, 1)),
+    ]  # fmt: skip
+    run = make_run(tmp_path / "run", audits)
+    out = build_report([run], tmp_path / "report.html")
+    notes = json.loads(out.with_suffix(".json").read_text())["answers"][0]["attacks"]
+    assert notes == [
+        "GMI is the strongest attack on 2 of 3 models whose audits are not vacuous and KED-MI on 1; where attacks are equally strong, each counts.",
+        "Nobody rebuilt from BiDO was recognised by the strictest judge, whatever the attack.",
+    ]
+    assert all(note in Page(out).text for note in notes)
+    alone = attack_notes(study(tmp_path / "all", [tried("GMI, long", 19), tried("KED-MI", 9), tried("GMI, long", 9, defenses=CALOR)]))
+    assert alone == ["“GMI, long” is the strongest attack on all 2 models."]
+    one = [tried("GMI", 19), tried("KED-MI", 9), tried("GMI", 9, defenses=CALOR, control=(1, 1))]
+    assert attack_notes(study(tmp_path / "one", one)) == ["GMI is the strongest attack on the one model whose audits are not vacuous."]
+    assert attack_notes(study(tmp_path / "void", [{**told, "control": (1, 1)} for told in one])) == []
+
+
+@pytest.mark.parametrize(
+    ("attack", "bare", "defended", "vacuous", "said"),
+    [
+        (BREPMI, (9, 9), (9, 12), False, ["{} on CALoR (special 60 % against plain 45 %): a sign of masked gradients."]),
+        (STRAIGHT, (9, 9), (9, 12), False, ["{} on CALoR (special 60 % against plain 45 %): a sign of masked gradients."]),
+        (KEDMI | {"samples": 8}, (9, 9), (9, 12), False, ["{} on CALoR (special 60 % against plain 45 %): a sign of masked gradients."]),
+        ({"name": "gmi", "loss": "aim"}, (9, 9), (9, 12), False, ["{} on CALoR (special 60 % against plain 45 %): a sign of masked gradients."]),
+        # Ten points are not more than ten, and an attack that is stronger everywhere proves no masking.
+        (BREPMI, (9, 9), (7, 9), False, ["An adaptive or label-only attack exceeds the plain ones by more than 10 points on none of the 2 models that met both."]),
+        (BREPMI, (9, 13), (9, 12), False, [
+            "{} on CALoR (special 60 % against plain 45 %): a sign of masked gradients.",
+            "It does so also on undefended (special 65 % against plain 45 %), where no defense masks anything: it may be the stronger attack anyway, "
+            "and what it finds more on other models is no proof of masking.",
+        ]),
+        (BREPMI, (9, 13), (9, 9), False, [
+            "{} on undefended (special 65 % against plain 45 %), where no defense masks anything: it may be the stronger attack anyway, "
+            "and what it finds more on other models is no proof of masking.",
+        ]),
+        # A plain attack that fails without any defense is weak, and an attack of the same kind is no other.
+        (BREPMI, (9, 9), (1, 12), True, ["An adaptive or label-only attack exceeds the plain ones by more than 10 points on none of the 1 model that met both."]),
+        (KEDMI, (9, 9), (9, 12), False, []),
+    ],
+)  # fmt: skip
+def test_attacks_that_need_no_honest_gradient_tell_of_masked_ones(tmp_path, attack, bare, defended, vacuous, said):
+    control = {"control": (1, 1)} if vacuous else {}
+    audits = [
+        tried("plain", bare[0]), tried("special", bare[1], attack=attack),
+        tried("plain", defended[0], defenses=CALOR, **control), tried("special", defended[1], defenses=CALOR, attack=attack),
+    ]  # fmt: skip
+    notes = [plain(note) for note in attack_notes(study(tmp_path, audits)) if "strongest" not in note]
+    assert notes == [note.format("An adaptive or label-only attack exceeds every plain one by more than 10 points") for note in said]
+
+
+def test_of_many_audits_the_strongest_and_those_without_a_defense_are_pictured(tmp_path):
+    cases = [f"attack {place}" for place in range(7)]
+    run = make_run(tmp_path / "run", crossed(cases))
+    page = Page(build_report([run], tmp_path / "report.html"))
+    shown = [f"undefended {case}" for case in cases] + ["CALoR attack 6"]
+    rows = page.tables["Private and rebuilt pictures"]
+    assert [row[0].rsplit(" ", 3)[0] for row in rows[2:10]] == shown
+    assert len(page.images) == 9 * 20
+    pixels = load_file(run / "pictures.safetensors")
+    np.testing.assert_array_equal(page.images[16 * 8], pixels["audit.13"][0, 0].permute(1, 2, 0).numpy())
+    assert (
+        "Pictures of 8 of 14 audits are here, to keep this page small: the strongest attack on each model, and each attack on undefended."
+        in page.text.replace(" .", ".")
+    )
+    assert "Drawn are the audits that have pictures above; the table has all 14." in page.text
+    assert sum(values.get("class") == "track" for _, values in page.tags) == 8
+    assert len(page.tables["Scores of each audit"]) == 1 + 14
+    assert len(page.tables[MATRIX]) == 1 + 1 + 7 + 1
+    # The controls have a line for each audit, and what the judges are worth stands apart.
+    head, *lines = page.tables["Controls of each audit"]
+    assert head == [
+        "audit",
+        "Positive control",
+        "Prior-only",
+        "Judges agree",
+        "Only one accepts",
+        "Still a real picture?",
+        "Target success",
+    ]
+    assert lines[-1] == [
+        "CALoR attack 6",
+        "+95 points at least 85 ✓ pass",
+        "5 % ✓ pass",
+        "100 % ✓ pass",
+        "0 % ✓ pass",
+        "1.00 × ✓ pass",
+        "100 % ✓ pass",
+    ]
+    assert len(lines) == 14
+    assert "A weak judge overlooks leaks. 97 % ✓ pass" in page.text
+    assert "In the 12 audits by other attacks" in page.text
+
+
+def test_up_to_twelve_audits_are_all_pictured(tmp_path):
+    found = study(tmp_path, crossed([f"attack {place}" for place in range(6)]))
+    assert found.shown == found.entries
+    page = Page(build_report([tmp_path / "run"], tmp_path / "report.html"))
+    assert len(page.images) == 13 * 20
+    assert "to keep this page small" not in page.text
+    assert "by other attacks" not in page.text
+    assert page.tables["Controls of each audit"][0][0] == "control"
+    # Models are never left out, however many there are.
+    models = study(tmp_path / "models", many(5))
+    assert models.many
+    assert models.shown == models.entries
+
+
+def test_a_page_of_many_attacks_stays_small(tmp_path):
+    noise = torch.rand(40, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    audits = [
+        tried(f"attack {place}", 10, defenses=[{"name": "calor", "rank": rank + 1}] if rank else [], pictures=noise)
+        for rank in range(6)
+        for place in range(12)
+    ]
+    run = make_run(tmp_path / "run", audits, people=40, size=32)
+    out = build_report([run], tmp_path / "report.html")
+    assert out.stat().st_size < 3_000_000
+    page = Page(out)
+    assert len({row[0] for row in page.tables["Scores of each audit"]}) == 73
+    # Twelve attacks without a defense, the strongest on five other models and the private pictures: room for 25 people.
+    assert len(page.images) == (12 + 5 + 1) * 25
+    assert "15 people are left out to keep this page small" in page.text
+
+
+def test_warnings_of_many_audits_are_not_listed_one_by_one(tmp_path):
+    cases = [f"attack {place}" for place in range(13)]
+    found = study(tmp_path, crossed(cases, far=2.0))
+    assert list(found.warnings.values()) == ["all 26 audits"]
+    some = [told | ({"far": 2.0} if told.get("defenses") or told["case"] in ("attack 3", "attack 5") else {}) for told in crossed(cases)]
+    assert list(study(tmp_path / "some", some).warnings.values()) == ["undefended · attack 3, undefended · attack 5 and all 13 of CALoR"]
+
+
+def test_searches_that_broke_off_and_their_steps_are_shown(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN, {**DEFENDED, "partial": [0, 4], "steps": [[100], [120]]}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert json.loads((run / "run.json").read_text())["audits"][1]["partial"] == ["person 0", "person 4"]
+    head, _, undefended, defended = page.tables["Private and rebuilt pictures"][:4]
+    assert [name for name, cell in zip(head, defended, strict=True) if "search broke off" in cell] == ["person 0", "person 4"]
+    assert "search broke off" not in " ".join(undefended)
+    assert sum(values.get("class") == "partial" for _, values in page.tags) == 2
+    assert "Dashed frame: the search broke off, so the picture says little" in page.text
+    assert "partial: the search broke off for 2 of 20 people" in page.text
+    assert [row[-2] for row in page.tables["Scores of each audit"]] == ["queries", "31 200", "31 200 110 steps"]
+    assert "Queries are pictures shown to the model, steps the mean of the searches." in page.text.replace(" ,", ",").replace(" .", ".")
+    whole = Page(build_report([make_run(tmp_path / "whole", [BROKEN, DEFENDED])], tmp_path / "whole.html"))
+    assert "broke off" not in whole.text
+    assert "steps the mean" not in whole.text
+
+
+@pytest.mark.parametrize(
+    ("attack", "kinds"),
+    [
+        ({"name": "gmi", "samples": 2}, ["CE", "adaptive"]),
+        ({"name": "gmi", "straight_through": True, "loss": "margin"}, ["margin or logit", "adaptive"]),
+        ({"name": "gmi", "loss": "aim"}, ["adaptive"]),
+        ({"name": "gmi", "samples": 1}, ["CE"]),
+        ({"name": "brepmi"}, ["label-only"]),
+        ({"name": "brepmi", "samples": 8, "budget": 2000}, ["label-only", "adaptive"]),
+        ({"name": "lomma"}, ["margin or logit"]),
+    ],
+)
+def test_kinds_of_attack(tmp_path, attack, kinds):
+    found = study(tmp_path, [{**BROKEN, "attack": attack}, {**DEFENDED, "attack": attack}])
+    assert found.entries[0].attack_kinds == kinds
+    undefended, defended = (aim.attack_kinds for aim in found.aims)
+    assert [kind for kind, state in defended.items() if state == "tried"] == kinds
+    # Without a defense there is nothing to adapt to.
+    assert undefended["adaptive"] == ("tried" if "adaptive" in kinds else "needless")
+    assert defended["adaptive"] == ("tried" if "adaptive" in kinds else "missing")
+    assert ("adaptive" in next(iter(found.untried))) == ("adaptive" not in kinds)
+
+
+def test_redacting_hides_who_broke_off_and_names_in_cases(tmp_path):
+    names = ["Anna Schmidt", "Bo", "7", *(f"Zoe_{place}" for place in range(17))]
+    audits = [tried("for Zoe_3", 9, partial=[0, 1, 2]), tried("KED-MI", 9), tried("for Zoe_3", 9, defenses=CALOR, partial=[5])]
+    run = make_run(tmp_path / "run", audits, names=names)
+    out = build_report([run], tmp_path / "report.html", redact=True)
+    page, loaded = Page(out), json.loads(out.with_suffix(".json").read_text())["runs"][0]
+    assert [audit["partial"] for audit in loaded["audits"]] == [["person A", "person B", "person C"], [], ["person F"]]
+    assert [audit["case"] for audit in loaded["audits"]] == ["for person G", "KED-MI", "for person G"]
+    assert [row[0] for row in page.tables[MATRIX][2:4]] == ["for person G", "KED-MI"]
+    assert sum(values.get("class") == "partial" for _, values in page.tags) == 4
+    for name in ("Anna", "Schmidt", "Zoe"):
+        assert name not in out.read_text() + out.with_suffix(".json").read_text()
+
+
+def test_hostile_cases_are_text(tmp_path):
+    evil = '<script>alert(1)</script>&" onload="x'
+    run = make_run(tmp_path / "run", [tried(evil, 9), tried("{{ 1 }}", 8), tried(evil, 7, defenses=CALOR)])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert not [tag for tag, values in page.tags if tag == "script" or "onload" in values]
+    assert [row[0] for row in page.tables[MATRIX][2:4]] == [evil, "{{ 1 }}"]

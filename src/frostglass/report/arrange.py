@@ -15,12 +15,15 @@ from frostglass.report.runs import AuditFacts, LoadedRun, Measured, RunFacts
 from frostglass.types import CAPABILITIES
 
 AimKind = Literal["undefended", "given", "defended"]
-Tried = Literal["tried", "vacuous", "missing"]
+Tried = Literal["tried", "vacuous", "missing", "needless"]
 
 TITLES = {"bido": "BiDO", "calor": "CALoR", "dpsgd": "DP-SGD", "label_smoothing": "LS", "mid": "MID", "transfer": "TL"}
 LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
-LABEL_ONLY = "label-only"
+ATTACK_TITLES = {"gmi": "GMI", "kedmi": "KED-MI", "lomma": "LOMMA", "plgmi": "PLG-MI", "brepmi": "BREP-MI", "vmi": "VMI"}
+LABEL_ONLY, ADAPTIVE = "label-only", "adaptive"
 MOST_NAMED = 4  # models that a sentence names one by one
+MOST_SHOWN = 12  # audits that are all shown in pictures and listed one by one
+NAMES_ITSELF = ("case", "title")  # settings whose value says enough without the setting's name
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,27 @@ class Entry:
         return next((level for level in reversed(CAPABILITIES) if level in granted), "")
 
     @property
+    def title(self) -> str:
+        """The attack as the papers write it."""
+        name = str(self.facts.attack.get("name"))
+        return ATTACK_TITLES.get(name, name)
+
+    @property
+    def method(self) -> str:
+        """The attack as the config calls it, else as the papers do; two audits of one model may share it."""
+        return self.facts.case or self.title
+
+    @property
+    def adaptive(self) -> bool:
+        """Does the attack know of a defense: look through noise, past saturated layers, or aim where CALoR's training does?"""
+        attack = self.facts.attack
+        samples = attack.get("samples")
+        return (isinstance(samples, int) and samples > 1) or attack.get("straight_through") is True or attack.get("loss") == "aim"
+
+    @property
     def attack_kinds(self) -> list[str]:
         kinds = [kind for kind, losses in LOSS_TYPES.items() if self.facts.attack.get("loss") in losses]
-        return [*kinds, LABEL_ONLY] if self.access == "labels" else kinds
+        return kinds + [LABEL_ONLY] * (self.access == "labels") + [ADAPTIVE] * self.adaptive
 
     @property
     def judges(self) -> list[str]:
@@ -129,15 +150,17 @@ class Aim:
     @property
     def attack_kinds(self) -> dict[str, Tried]:
         """Which kinds of attack were tried: a defense that hides gradients from one kind may not hide them from another."""
-        return {kind: self._tried(kind) for kind in (*LOSS_TYPES, LABEL_ONLY)}
+        return {kind: self._tried(kind) for kind in (*LOSS_TYPES, LABEL_ONLY, ADAPTIVE)}
 
     def _tried(self, kind: str) -> Tried:
         reasons = [entry.facts.controls.vacuous for entry in self.entries if kind in entry.attack_kinds]
-        return "missing" if not reasons else "vacuous" if all(reasons) else "tried"
+        if not reasons:  # without a defense there is nothing to adapt to
+            return "needless" if kind == ADAPTIVE and self.kind == "undefended" else "missing"
+        return "vacuous" if all(reasons) else "tried"
 
     @property
     def untried(self) -> list[str]:
-        return [kind for kind, tried in self.attack_kinds.items() if tried != "tried"]
+        return [kind for kind, tried in self.attack_kinds.items() if tried in ("vacuous", "missing")]
 
 
 @dataclass(frozen=True)
@@ -166,14 +189,31 @@ class Study:
         return max(entry.rebuilt.shape[1] for entry in self.entries)
 
     @property
+    def many(self) -> bool:
+        """Too many audits to show each of them everywhere?"""
+        return len(self.entries) > MOST_SHOWN
+
+    @property
+    def shown(self) -> tuple[Entry, ...]:
+        """The audits shown in pictures: all, or of many the strongest on each model and each attack on the first one, which is the undefended if there is any."""
+        if not self.many:
+            return self.entries
+        wanted = {aim.strongest.label for aim in self.aims}
+        by_method: dict[str, list[Entry]] = {}
+        for entry in self.aims[0].entries:
+            by_method.setdefault(entry.method, []).append(entry)
+        wanted |= {max(entries, key=lambda entry: entry.leak.value).label for entries in by_method.values()}
+        return tuple(entry for entry in self.entries if entry.label in wanted)
+
+    @property
     def hollow(self) -> dict[str, str]:
         """Why audits are vacuous: each reason once, with the audits it holds for."""
-        return _by_text((entry.facts.controls.vacuous, entry.label) for entry in self.entries if entry.facts.controls.vacuous)
+        return self._by_text((entry.facts.controls.vacuous, entry) for entry in self.entries if entry.facts.controls.vacuous)
 
     @property
     def warnings(self) -> dict[str, str]:
         """Each warning once, with the audits it is about."""
-        return _by_text((warning, entry.label) for entry in self.entries for warning in entry.facts.controls.warnings)
+        return self._by_text((warning, entry) for entry in self.entries for warning in entry.facts.controls.warnings)
 
     @property
     def untried(self) -> dict[str, str]:
@@ -184,13 +224,25 @@ class Study:
                 found.setdefault(listed(aim.untried), []).append(aim)
         return {kinds: named(aims) for kinds, aims in found.items()}
 
+    def _by_text(self, pairs: Iterable[tuple[str, Entry]]) -> dict[str, str]:
+        """Each text once, with all audits that came with it."""
+        found: dict[str, list[Entry]] = {}
+        for text, entry in pairs:
+            found.setdefault(text, []).append(entry)
+        return {text: self._about(entries) for text, entries in found.items()}
 
-def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Each first text once, with all second ones that came with it."""
-    found: dict[str, list[str]] = {}
-    for text, about in pairs:
-        found.setdefault(text, []).append(about)
-    return {text: listed(abouts) for text, abouts in found.items()}
+    def _about(self, entries: Sequence[Entry]) -> str:
+        """Audits by their labels; of many, models by their names where all of their audits are meant."""
+        labels = [entry.label for entry in entries]
+        if len(labels) <= MOST_SHOWN:
+            return listed(labels)
+        if len(labels) == len(self.entries):
+            return f"all {len(labels)} audits"
+        parts = []
+        for aim in self.aims:
+            mine = [entry.label for entry in aim.entries if entry.label in labels]
+            parts += [f"all {len(mine)} of {aim.name}"] if 1 < len(mine) == len(aim.entries) else mine
+        return listed(parts)
 
 
 def group(runs: Sequence[LoadedRun]) -> list[Study]:
@@ -227,7 +279,10 @@ def _choices(entry: Entry) -> dict[str, Any]:
 def _more_choices(entry: Entry) -> dict[str, Any]:
     """What makes an audit of a model another audit."""
     facts = entry.facts
-    return {"attack": facts.attack, "seed": facts.seed, "prior": facts.prior, "label": facts.label, "run": entry.run.facts.name}
+    return {
+        "case": entry.method, "title": entry.title, "attack": facts.attack, "seed": facts.seed, "prior": facts.prior,
+        "label": facts.label, "run": entry.run.facts.name,
+    }  # fmt: skip
 
 
 def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -239,7 +294,8 @@ def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[s
             known = dict.fromkeys(key for place in members for key in settings[place])
             key = next((key for key in known if len({json.dumps(settings[place].get(key)) for place in members}) > 1), None)
             for count, place in enumerate(members, 1):
-                labels[place] += f" · {key.rsplit('.', 1)[-1]}={_short(settings[place].get(key))}" if key else f" · {count}"
+                prefix = "" if key is None or key in NAMES_ITSELF else f"{key.rsplit('.', 1)[-1]}="
+                labels[place] += f" · {prefix}{_short(settings[place].get(key))}" if key else f" · {count}"
     return labels
 
 

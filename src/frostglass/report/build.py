@@ -17,6 +17,7 @@ from frostglass.files import full_disk_reported, write_bytes
 from frostglass.report.answer import answer
 from frostglass.report.arrange import Study, group, spoken
 from frostglass.report.charts import SHAPES, number, picture, scale, slug, span, toml, track
+from frostglass.report.matrix import attack_notes, matrix
 from frostglass.report.recipes import training_caption, training_notes, training_rows
 from frostglass.report.redact import without_names_and_faces
 from frostglass.report.runs import FILES, read_run
@@ -58,7 +59,9 @@ def build_report(runs: Sequence[Path], out: Path, *, redact: bool = False) -> Pa
     document = {
         "format": RUN_FORMAT,
         "redacted": redact,
-        "answers": [{"runs": study.name, **answer(study), "notes": training_notes(study)} for study in studies],
+        "answers": [
+            {"runs": study.name, **answer(study), "notes": training_notes(study), "attacks": attack_notes(study)} for study in studies
+        ],
         "runs": [run.document for run in loaded],
     }
     page = render(studies, redacted=redact)
@@ -80,6 +83,6 @@ def render(studies: Sequence[Study], *, redacted: bool) -> str:
     return template.render(
         studies=studies, redacted=redacted, shapes=SHAPES, conventions=CONVENTIONS, picture_bytes=PICTURE_BYTES // len(studies),
         answer=answer, checks=checks, picture_tables=picture_tables, cell=cell, recognised=recognised,
-        picture=picture, track=track, scale=scale, span=span, tradeoff=tradeoff,
+        picture=picture, track=track, scale=scale, span=span, tradeoff=tradeoff, matrix=matrix, attack_notes=attack_notes,
         training_caption=training_caption, training_notes=training_notes, training_rows=training_rows,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor, uint8
@@ -76,7 +76,10 @@ class Exposed(BaseModel):
 
 
 class AuditFacts(BaseModel):
+    """One audit: `case` is what the config calls its attack, `steps` the mean of its searches, `partial` the people whose search broke off."""
+
     label: str
+    case: str
     seed: int
     defenses: list[dict[str, Any]]
     attack: dict[str, Any]
@@ -89,6 +92,8 @@ class AuditFacts(BaseModel):
     controls: ControlFacts
     worst: list[Exposed]
     queries: int
+    steps: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None
+    partial: list[str]
     seconds: FiniteFloat
     keys: dict[str, str]
 
@@ -183,6 +188,7 @@ def _verdicts(path: Path, facts: RunFacts, pictures: Mapping[str, Tensor]) -> tu
             or {(line.get("audit"), line.get("candidate")) for line in firsts} != {(audit.label, "0")}
             or len(set(names) - {""}) != people
             or (place == 0 and names != facts.identities)
+            or not set(audit.partial) <= set(names)
             or not all(_makes(audit.scores[f"top1_{judge}"], column) for judge, column in enumerate(columns, 1))
         ):
             raise DataError(f"{path} does not belong to its run.json (audit {audit.label!r}): run again to write both")

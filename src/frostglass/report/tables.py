@@ -83,9 +83,9 @@ def _judge_check(place: int, judge: Network, vacuous: bool) -> dict[str, Any]:
 
 def picture_tables(study: Study, picture_bytes: int) -> list[list[int]]:
     """Places of the people shown, as many as `picture_bytes` allow: a first table, then tables for the rest; chosen by place, never by success."""
-    largest = max(math.prod(min(side, LARGEST) if i else side for i, side in enumerate(e.rebuilt.shape[2:])) for e in study.entries)
+    largest = max(math.prod(min(side, LARGEST) if i else side for i, side in enumerate(e.rebuilt.shape[2:])) for e in study.shown)
     # 4/3 for base64, and the table's own text.
-    column = (len(study.entries) + 1) * (largest * 4 / 3 + 200)
+    column = (len(study.shown) + 1) * (largest * 4 / 3 + 200)
     people = len(study.first.identities)
     within = _spread(people, max(1, min(people, int(picture_bytes / column))))
     first = [within[place] for place in _spread(len(within), min(SHOWN, len(within)))]
@@ -99,12 +99,12 @@ def _spread(total: int, wanted: int) -> list[int]:
 
 
 def cell(entry: Entry, identity: str) -> dict[str, Any] | None:
-    """The picture shown for one person in one audit, and the judges' verdicts on it; None for somebody this audit did not attack."""
+    """The picture shown for one person in one audit, the judges' verdicts on it, and whether its search broke off; None for somebody not attacked."""
     verdicts = entry.run.verdicts[entry.number]
     if identity not in verdicts:
         return None
     place = list(verdicts).index(identity)
-    return {"picture": picture(entry.rebuilt[place, 0]), "verdicts": verdicts[identity]}
+    return {"picture": picture(entry.rebuilt[place, 0]), "verdicts": verdicts[identity], "partial": identity in entry.facts.partial}
 
 
 def recognised(verdicts: Sequence[bool]) -> str:
