@@ -1,4 +1,4 @@
-"""The configs of published settings: each is read, and holds the strengths and the recipe of its paper's tables, no more and no less."""
+"""The configs of published settings: each is read, and holds the strengths, the recipe and the attacks of its paper's tables, no more and no less."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +7,13 @@ import pytest
 
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Size
-from frostglass.experiments.config import experiments, read_config
+from frostglass.experiments.config import Experiment, experiments, read_config
 from frostglass.models.base import models
 from frostglass.training import untrained
 
 ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml"))}
-OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi", "mnist/defenses"}
+OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi", "mnist/kedmi", "mnist/defenses"}
 PRIORS = {"facescrub/prior", "dogs/prior"}
 
 # BiDO Tables 5 to 8; TL-DMI Tables 4, 8 and 11 and Appendix A.3; CALoR Tables 3 to 6 and 18. Undefended rows are left out.
@@ -95,6 +95,54 @@ RECIPES = {
     ),
 }  # fmt: skip
 
+# Name, prior with its generator steps, steps (of BREP-MI the most queries), people and pictures kept of each. BiDO Tables 1 to 5 and its code; TL-DMI Tables
+# 3 and 5 to 9; CALoR Tables 1, 8, 10 and 11 with MIBench's steps.
+BIDO_GMI, TL_GMI, CALOR_GMI = ("wgan 28140", 2000, 300, 5), ("wgan 11232", 3000, 300, 5), ("wgan 30000", 1500, 100, 5)
+BIDO_KEDMI, TL_KEDMI = ("kplus1 9360", 5000, 300, 5), ("kplus1 11232", 3000, 300, 5)
+AT_224 = ("pretrained ffhq128.safetensors", 1500, 100, 5)
+ATTACKS = {
+    **dict.fromkeys(("celeba/vgg16-none", "celeba/vgg16-mid", "celeba/vgg16-bido"), (("GMI", *BIDO_GMI), ("KED-MI", *BIDO_KEDMI))),
+    "celeba/vgg16-bido-ablation": [("kedmi", *BIDO_KEDMI)],
+    "celeba/vgg16-bido-sensitivity": [("kedmi", *TL_KEDMI)],
+    "celeba/resnet34-vmi": [("vmi", "wgan 28140", 320, 20, 100)],
+    "celeba/resnet34-tl": [("vmi", "wgan 28140", 320, 20, 100)],
+    "mnist/mcnn-bido": [("kedmi", "kplus1 10700", 5000, None, 500)],
+    "cifar10/vgg16-mid": [("kedmi", "kplus1 9360", 5000, None, 500)],
+    "cifar10/vgg16-bido": [("kedmi", "kplus1 9360", 5000, None, 500)],
+    "celeba/vgg16-tl": [
+        ("GMI", *TL_GMI), ("KED-MI", *TL_KEDMI), ("LOMMA on GMI", "students on wgan 11232", 2400, 300, 5),
+        ("LOMMA on KED-MI", "students on kplus1 11232", 2400, 300, 5), ("BREP-MI", "wgan 11232", 100_000, 300, 1),
+    ],
+    "celeba/ir152-tl": [("GMI", *TL_GMI), ("KED-MI", *TL_KEDMI)],
+    "celeba/facenet64-tl": [("GMI", *TL_GMI), ("KED-MI", *TL_KEDMI)],
+    "facescrub/ir152-calor": [
+        ("GMI", *CALOR_GMI), ("KED-MI", "kplus1 10000", 1500, 100, 5), ("LOMMA on GMI", "students on wgan 30000", 1500, 100, 5),
+        ("LOMMA on KED-MI", "students on kplus1 10000", 1500, 100, 5), ("PLG-MI", "conditional 30000", 600, 100, 5),
+    ],
+    "celeba/ir152-calor": [("plgmi", "conditional 30000", 600, 100, 5)],
+    # Tables without an attack.
+    "celeba/vgg16-tl-pretraining": [("gmi", *TL_GMI)],
+    "celeba/vgg16-dpsgd": [("gmi", *BIDO_GMI)],
+}  # fmt: skip
+# Tables of attacks on a StyleGAN2, for which GMI stands in.
+STAND_INS = {
+    **dict.fromkeys(("facescrub/ir152-ranks", "facescrub/ir152-activations"), (("gmi", *CALOR_GMI),)),
+    **dict.fromkeys(
+        (
+            "facescrub/resnet152-msceleb", "facescrub/resnet152-imagenet", "facescrub/resnet152-ranks", "facescrub/resnet152-activations",
+            "facescrub/swinv2-calor", "celeba/resnet152-calor", "celeba/vit-calor",
+        ),
+        (("gmi", *AT_224),),
+    ),
+    "facescrub/resnet18-tl": [("gmi", "pretrained ffhq128.safetensors", 3000, 300, 5)],
+    "facescrub/maxvit-tl": [("gmi", "pretrained ffhq128.safetensors", 3000, 300, 5)],
+    "vggface2/resnet50-tl": [("gmi", "pretrained ffhq128.safetensors", 3000, 100, 5)],
+    "dogs/resnest101-tl": [("gmi", "pretrained afhq128.safetensors", 3000, 120, 5)],
+}  # fmt: skip
+LOSSES = {"gmi": "ce", "kedmi": "ce", "vmi": "ce", "lomma": "logit", "plgmi": "margin", "brepmi": None}
+# Where the Gaussians of KED-MI begin and whether their latents are cut: the codes of BiDO, TL-DMI and KED-MI differ.
+GAUSSIANS = {"bido": (0, False), "tl-dmi": (0, True), "calor": (1, False)}
+
 # What of the paper's configs cannot be read off the recipe above: (milestones, decay) of the schedule, and the private classes.
 SCHEDULES = {
     "celeba/resnet34-vmi": ((0.6, 0.8), 0.2), "celeba/resnet34-tl": ((0.6, 0.8), 0.2),
@@ -139,12 +187,12 @@ def test_every_config_is_read_and_names_known_models(name, known_models):
     made = read(name)
     labels = [label for label, _ in experiments(read_config(PATHS[name]))]
     assert len(set(labels)) == len(labels)  # runs of a grid can be told apart
-    for training in {experiment.target.model for experiment in made} | {e.model for e in made[0].evaluators}:
-        assert training in known_models
+    students = {student["model"] for experiment in made for student in getattr(experiment.prior, "students", ())}
+    assert {experiment.target.model for experiment in made} | {e.model for e in made[0].evaluators} | students <= known_models
 
 
 def test_every_config_is_in_a_table_and_every_table_has_its_config():
-    assert set(PATHS) - OF_NO_PAPER - PRIORS == set(STRENGTHS) == set(RECIPES)
+    assert set(PATHS) - OF_NO_PAPER - PRIORS == set(STRENGTHS) == set(RECIPES) == set(ATTACKS) | set(STAND_INS)
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
@@ -177,13 +225,59 @@ def test_pictures_are_as_in_the_protocols(name):
     assert training.shift == (4 if name.startswith("cifar10") else 0)
 
 
+def attack_told(experiment: Experiment) -> tuple:
+    """An attack as the tables above tell of it."""
+    attack, prior = experiment.attack, experiment.prior
+    base = getattr(prior, "base_method", prior)
+    length = base.weights if base.name == "pretrained" else base.steps
+    made = f"{prior.name} on {base.name} {length}" if prior is not base else f"{prior.name} {length}"
+    steps = attack.budget if attack.name == "brepmi" else attack.steps
+    return (experiment.case or attack.name, made, steps, experiment.judging.identities, attack.keep)
+
+
 @pytest.mark.parametrize("name", STRENGTHS)
-def test_attack_and_judges_fit_the_target(name):
-    made = read(name)[0]
-    evaluators = [evaluator.model for evaluator in made.evaluators]
-    assert len({made.target.model, *evaluators}) == 3  # no judge of the target's own architecture
-    assert made.attack.loss == "ce"  # GMI's published form
-    assert made.prior.name == ("pretrained" if made.data.size == 224 else "wgan")  # wgan makes no 224 px
+def test_attacks_are_those_of_the_tables(name):
+    made = read(name)
+    wanted = list((ATTACKS | STAND_INS)[name])
+    assert list(dict.fromkeys(map(attack_told, made))) == wanted
+    models = {repr((experiment.target, experiment.defenses)) for experiment in made}
+    assert len(made) == len(models) * len(wanted)  # every attack on every model
+
+
+def test_an_attack_stands_in_where_the_head_says_so():
+    assert not set(ATTACKS) & set(STAND_INS)
+    said = {name for name, path in PATHS.items() if "GMI in its published form takes" in path.read_text(encoding="utf-8")}
+    assert said == set(STAND_INS)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_are_in_their_published_form(name):
+    paper = "calor" if name.endswith("calor") else "tl-dmi" if name.endswith(("-tl", "-sensitivity")) else "bido"
+    for experiment in read(name):
+        attack = experiment.attack
+        assert getattr(attack, "loss", None) == LOSSES[attack.name]
+        assert attack.keep == attack.candidates * getattr(attack, "read_from_each", 1)  # nothing is left out: the papers average over all
+        if attack.name == "kedmi":
+            assert (attack.log_variance, attack.clamp == "forward") == GAUSSIANS[paper]
+            assert (attack.candidates, attack.coupling) == (
+                (5, 5) if experiment.data.size == 32 else (1, 60)
+            )  # five trials of five classes
+        if experiment.case == "LOMMA on KED-MI":
+            assert (attack.on, attack.log_variance, attack.clamp) == ("kedmi", GAUSSIANS[paper][0], 1)
+        if attack.name == "lomma":
+            assert attack.on == ("kedmi" if experiment.prior.base["name"] == "kplus1" else "gmi")
+            assert [student["model"] for student in experiment.prior.students] == [f"torchvision:efficientnet_b{size}" for size in range(3)]
+            assert all(student["start"].startswith("weights/efficientnet_b") for student in experiment.prior.students)
+            assert (experiment.prior.epochs, experiment.prior.lr, experiment.prior.batch) == (20, 0.01, 64)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_judges_and_priors_fit_the_target(name):
+    for made in read(name):
+        assert (
+            len({made.target.model, *(evaluator.model for evaluator in made.evaluators)}) == 3
+        )  # no judge of the target's own architecture
+        assert (made.prior.name == "pretrained") == (made.data.size == 224)  # none that is trained here makes 224 px
 
 
 def test_balanced_batches_are_those_of_the_code_on_celeba_vgg16_only():

@@ -46,7 +46,7 @@ class Kedmi(Descent):
     draws: Annotated[int, Field(ge=1)] = 5
 
     variants = {  # noqa: RUF012
-        "bido": ("as the BiDO code runs it", {"log_variance": 0.0, "clamp": "log", "steps": 3000}),
+        "bido": ("as the BiDO code runs it", {"log_variance": 0.0, "clamp": "log", "steps": 5000}),
         "tl-dmi": ("as the TL-DMI code runs it", {"log_variance": 0.0, "clamp": "forward", "steps": 3000}),
         **ADAPTIVE,
     }

@@ -134,7 +134,7 @@ class _Reader:
         known = getattr(cls, "variants", {})
         if "variant" in given and known:
             variant = given.pop("variant")
-            if variant not in known:
+            if not isinstance(variant, str) or variant not in known:
                 self.problems.append(f"{where}.variant: {values['name']} has no variant {variant!r}; {nearest(str(variant), known)}")
                 return None
             given = {**known[variant][1], **given}
@@ -183,6 +183,9 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1]")
     if "defenses" in plain and "defenses" in grid:
         raise ConfigError("defenses: given alone and in [grid], and only one can count: leave one of the two out")
+    cases = [_case(value) for value in grid.get("case", [])]
+    if lost := [key for key in plain if cases and all(_stands_alone(case.get(key)) for case in cases)]:
+        raise ConfigError([f"{key}: given alone, and every case of the grid brings its own: set grid.case.0.{key} and so on instead" for key in lost])
     result = []
     for combination in itertools.product(*grid.values()):
         config = copy.deepcopy(plain)
@@ -218,9 +221,13 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     """Tables joined value by value, `above` first; a method's table, which has a name, stands alone: another's parameters would not fit it."""
     joined = copy.deepcopy({**below, **above})
     for key, value in above.items():
-        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping) and "name" not in value:
+        if isinstance(below.get(key), Mapping) and not _stands_alone(value):
             joined[key] = _laid_over(below[key], value)
     return joined
+
+
+def _stands_alone(value: Any) -> bool:
+    return value is not None and not (isinstance(value, Mapping) and "name" not in value)
 
 
 def _label(path: str, value: Any, choices: list[Any]) -> str:

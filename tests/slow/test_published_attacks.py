@@ -1,0 +1,97 @@
+"""Every attack of the published configs at full size: one step of its prior and one of its search, on a few random pictures."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from frostglass.attacks.base import invert
+from frostglass.experiments.config import Experiment, experiments, read_config
+from frostglass.priors.base import Prior
+from frostglass.runtime import frozen
+from frostglass.training import untrained
+from frostglass.types import Images, Target, View
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2] / "configs"
+# Configs that have every attack of the papers, on each kind of network, and the classes of their data.
+CLASSES = {
+    "mnist/mcnn-bido": 5, "cifar10/vgg16-bido": 5, "celeba/vgg16-tl": 1000, "celeba/resnet34-vmi": 1000, "facescrub/ir152-calor": 530,
+}  # fmt: skip
+PUBLIC = 32  # the conditional prior asks for 30
+
+
+def undefended(config: str) -> dict[str, Experiment]:
+    """The experiments of a config without defenses, by the name of their attack."""
+    made = experiments(read_config(ROOT / f"{config}.toml"))
+    return {experiment.case or experiment.attack.name: experiment for _, experiment in made if not experiment.defenses}
+
+
+def random_pictures(shape: tuple[int, int, int]) -> Images:
+    """Noise around a colour of each picture's own."""
+    dice = torch.Generator().manual_seed(0)
+    colours = torch.randint(0, 192, (PUBLIC, shape[0], 1, 1), generator=dice, dtype=torch.uint8)
+    pixels = colours + torch.randint(0, 64, (PUBLIC, *shape), generator=dice, dtype=torch.uint8)
+    return Images(pixels, torch.zeros(PUBLIC, dtype=torch.long), ("stranger",), tuple(map(str, range(PUBLIC))), key="public")
+
+
+def random_target(experiment: Experiment, classes: int, pictures: Tensor) -> Target:
+    """The config's network with random weights, its head turned so that it says different things of the pictures: priors refuse one that does not."""
+    made = untrained(experiment.target, tuple(map(str, range(classes))), experiment.data.image_shape, (), seed=0)
+    head = made.module.get_submodule(made.head)
+    with frozen(made.module), torch.no_grad():
+        features = made.outputs(pictures)[1]
+        head.weight.mul_(4 / ((features - features.mean(0)) @ head.weight.T).std())
+        head.bias.copy_(-(head.weight @ features.mean(0)))
+    return replace(made, key="target")
+
+
+def one_step(experiment: Experiment) -> Experiment:
+    """The experiment with a prior and a search of one step each; all else as in the config, but for files that do not ship."""
+    prior, attack = experiment.prior, experiment.attack
+    if prior.name == "students":
+        fresh = tuple({"model": student["model"]} for student in prior.students)
+        prior = replace(prior, epochs=1, students=fresh, base={**prior.base, "steps": 1})
+    else:
+        prior = replace(prior, steps=1)
+    if attack.name == "brepmi":
+        attack = replace(attack, budget=(attack.points + 2) * attack.samples, tries=256)
+    else:
+        attack = replace(attack, steps=1, candidates=1, keep=attack.read_from_each)
+    return replace(experiment, prior=prior, attack=attack)
+
+
+def two_people(experiment: Experiment, view: View, prior: Prior) -> list[int]:
+    """Whom to attack: the first two, or for an attack that has to meet a person first, one of whom the prior makes pictures, and another."""
+    if experiment.attack.name != "brepmi":
+        return [0, 1]
+    with frozen(view.module, *prior.modules), torch.no_grad():
+        met = view.labels(prior.images(torch.randn(64, prior.latent, generator=torch.Generator().manual_seed(0)))).mode().values.item()
+    return [met, (met + 1) % view.classes]
+
+
+@pytest.mark.parametrize(("config", "case"), [(config, case) for config in CLASSES for case in undefended(config)])
+def test_a_published_attack_takes_its_first_step(config, case):
+    experiment = one_step(undefended(config)[case])
+    shape, attack = experiment.data.image_shape, experiment.attack
+    public = random_pictures(shape)
+    view = random_target(experiment, CLASSES[config], public.floats()).view(attack.access)
+
+    prior = experiment.prior.train(public, view if experiment.prior.tied else None, seed=0)
+    assert prior.image_shape == shape
+    assert len(prior.students) == (3 if attack.name == "lomma" else 0)
+    assert all(weight.isfinite().all() for module in prior.modules for weight in module.parameters())
+
+    people = two_people(experiment, view, prior)
+    found = invert(attack, view, prior, labels=people, seed=0)
+    assert found.labels.tolist() == people
+    assert found.images.shape == (2, attack.keep, *shape)
+    assert found.images.isfinite().all()
+    assert 0 <= found.images.min() < found.images.max() <= 1
+    assert found.latents.isfinite().all()
+    searched = [True, False] if attack.name == "brepmi" else [True, True]  # a person who is never met has no walk
+    assert [bool((steps == 1).all()) for steps in found.steps] == searched
+    assert (~found.partial).tolist() == searched
