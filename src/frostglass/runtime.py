@@ -103,12 +103,22 @@ def capture(module: nn.Module, names: tuple[str, ...], *, inputs: bool = False) 
 
 @contextmanager
 def straight_through(module: nn.Module) -> Iterator[None]:
-    """Let gradients pass saturating layers as if they were the identity inside the block; the values stay the same to rounding."""
+    """Let gradients pass saturating layers as if they were the identity inside the block; the values stay exactly the same.
+
+    Those are the tanh and sigmoid layers of a head that a defense put in, or where there is none every tanh: sigmoids elsewhere are gates.
+    """
 
     def linear_backwards(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return args[0] + (output - args[0]).detach()
+        return output.detach() + (args[0] - args[0].detach())  # adds zero: far out, x + (tanh x - x) would lose the digits of tanh x
 
-    handles = [part.register_forward_hook(linear_backwards) for part in module.modules() if isinstance(part, nn.Tanh | nn.Sigmoid)]
+    heads = [part for part in module.modules() if getattr(part, "replaces_head", False)]
+    saturating = [
+        part
+        for scope in heads or [module]
+        for part in scope.modules()
+        if isinstance(part, nn.Tanh) or (heads and isinstance(part, nn.Sigmoid))
+    ]
+    handles = [part.register_forward_hook(linear_backwards) for part in saturating]
     try:
         yield
     finally:

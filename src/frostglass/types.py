@@ -153,7 +153,7 @@ class View:
         return View(self._target, self.access, self._samples * samples, self._counter, straight=self._straight)
 
     def straightened(self) -> "View":
-        """This view with gradients that pass saturating layers (tanh, sigmoid) as if they were not there; what comes out stays the same."""
+        """This view with gradients that pass saturating layers as if they were not there; what comes out stays the same."""
         return View(self._target, self.access, self._samples, self._counter, straight=True)
 
     @property

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from frostglass.attacks.kedmi import Kedmi
 from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, assign, expand, experiments, read_config
+from frostglass.priors.kplus1 import Kplus1
+from frostglass.priors.wgan import Wgan
 
 BAD = {
     "name": "x",
@@ -159,3 +162,117 @@ def test_defenses_alone_and_in_a_grid_are_refused():
 def test_one_experiment_has_no_grid():
     with pytest.raises(ConfigError, match=r"grid: one experiment has none"):
         Experiment.parse({"grid": {"seed": [0, 1]}})
+
+
+# Variants
+
+
+def test_a_variant_sets_defaults_that_explicit_values_override():
+    made = Experiment.parse({"attack": {"name": "kedmi", "variant": "tl-dmi"}}).attack
+    assert made == Kedmi(log_variance=0.0, clamp="forward", steps=3000)
+    own = Experiment.parse({"attack": {"name": "kedmi", "steps": 7, "variant": "tl-dmi", "clamp": "off"}}).attack
+    assert own == Kedmi(log_variance=0.0, clamp="off", steps=7)
+    assert not hasattr(made, "variant")  # what is recorded is what was run
+
+
+def test_a_variant_is_one_value_of_a_grid():
+    made = experiments({"attack": {"name": "gmi", "steps": 3}, "grid": {"attack.variant": ["margin", "noise"]}})
+    assert [(label, exp.attack.loss, exp.attack.samples, exp.attack.steps) for label, exp in made] == [
+        ("attack.variant=margin", "margin", 1, 3),
+        ("attack.variant=noise", "ce", 8, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attack", "problem"),
+    [
+        (
+            {"name": "kedmi", "variant": "tldmi"},
+            "attack.variant: kedmi has no variant 'tldmi'; did you mean 'tl-dmi'? known: aimed, bido, ",
+        ),
+        ({"name": "gmi", "variant": 3}, "attack.variant: gmi has no variant 3; known: aimed, "),
+        ({"name": "gmi", "variant": ["margin"]}, "attack.variant: gmi has no variant ['margin']; "),
+        ({"name": "brepmi", "variant": "margin"}, "attack.variant: no such parameter; "),
+        ({"name": "gmi", "variant": "margin", "stepz": 3}, "attack.stepz: no such parameter; did you mean 'steps'?"),
+    ],
+)
+def test_a_wrong_variant_is_one_problem(attack, problem):
+    with pytest.raises(ConfigError) as caught:
+        Experiment.parse({"attack": attack})
+    (line,) = caught.value.problems
+    assert line.startswith(problem)
+    assert "\n" not in line
+
+
+def test_what_has_no_variants_is_given_none():
+    with pytest.raises(ConfigError, match=r"prior\.variant: no such parameter"):
+        Experiment.parse({"prior": {"name": "wgan", "variant": "margin"}})
+    with pytest.raises(ConfigError, match=r"defenses\[0\]\.variant: no such parameter"):
+        Experiment.parse({"defenses": [{"name": "calor", "variant": "margin"}]})
+
+
+# Cases: what belongs together in a grid
+
+CASES = [
+    {"case": "GMI", "attack": {"name": "gmi", "steps": 5}},
+    {"case": "KED-MI", "prior": {"name": "kplus1", "steps": 3}, "attack": {"name": "kedmi", "variant": "bido"}},
+]
+
+
+def test_a_case_sets_prior_and_attack_together():
+    made = experiments({"prior": {"name": "wgan", "steps": 9}, "grid": {"case": CASES}})
+    assert [label for label, _ in made] == ["GMI", "KED-MI"]
+    (_, gmi), (_, ked) = made
+    assert [exp.case for exp in (gmi, ked)] == ["GMI", "KED-MI"]
+    assert (gmi.prior, gmi.attack.name) == (Wgan(steps=9), "gmi")
+    assert (ked.prior, ked.attack) == (Kplus1(steps=3), Kedmi(log_variance=0.0, clamp="log", steps=5000))
+
+
+def test_cases_are_crossed_with_defenses():
+    made = experiments({"grid": {"defenses": [[], [{"name": "calor"}]], "case": CASES}})
+    assert [label for label, _ in made] == ["undefended, GMI", "undefended, KED-MI", "calor, GMI", "calor, KED-MI"]
+    assert [(len(exp.defenses), exp.attack.name, exp.prior.name) for _, exp in made] == [
+        (0, "gmi", "wgan"), (0, "kedmi", "kplus1"), (1, "gmi", "wgan"), (1, "kedmi", "kplus1"),
+    ]  # fmt: skip
+
+
+def test_a_section_with_a_name_replaces_and_one_without_is_joined():
+    base = {"attack": {"name": "gmi", "steps": 5, "lr": 0.1}, "target": {"epochs": 3, "options": {"width": 4}}}
+    cases = [
+        {"case": "more", "attack": {"steps": 9}, "target": {"options": {"width": 8}}},
+        {"case": "other", "attack": {"name": "gmi", "steps": 9}},
+    ]
+    (_, more), (_, other) = expand(base | {"grid": {"case": cases}})
+    assert more == {"case": "more", "attack": {"name": "gmi", "steps": 9, "lr": 0.1}, "target": {"epochs": 3, "options": {"width": 8}}}
+    assert other == {"case": "other", "attack": {"name": "gmi", "steps": 9}, "target": {"epochs": 3, "options": {"width": 4}}}
+    assert base["attack"] == {"name": "gmi", "steps": 5, "lr": 0.1}  # nothing of what was given changes
+    assert cases[0]["target"] == {"options": {"width": 8}}
+
+
+@pytest.mark.parametrize("order", [("case", "attack.steps"), ("attack.steps", "case")])
+def test_what_else_is_in_the_grid_is_laid_over_the_case(order):
+    """In TOML other values of a grid stand before its cases, and no case may swallow them; nor do experiments share tables."""
+    grid = {"case": [{"case": "a", "attack": {"name": "gmi", "steps": 9}}], "attack.steps": [1, 2]}
+    made = expand({"grid": {name: grid[name] for name in order}})
+    assert [config["attack"] for _, config in made] == [{"name": "gmi", "steps": 1}, {"name": "gmi", "steps": 2}]
+    assert [set(label.split(", ")) for label, _ in made] == [{"a", "attack.steps=1"}, {"a", "attack.steps=2"}]
+
+
+def test_a_section_that_every_case_replaces_is_refused():
+    with pytest.raises(ConfigError, match="attack: given alone, and every case of the grid brings its own"):
+        expand({"attack": {"name": "gmi"}, "grid": {"case": CASES}})
+
+
+@pytest.mark.parametrize("case", [{"attack": {"name": "gmi"}}, {"case": 3}, "KED-MI", {"case": ["a"]}])
+def test_a_case_without_a_name_is_refused(case):
+    with pytest.raises(ConfigError, match=r'grid\.case: expected tables such as \{ case = "KED-MI", prior = '):
+        experiments({"grid": {"case": [case]}})
+
+
+def test_a_mistake_in_a_case_is_found_before_any_compute():
+    with pytest.raises(ConfigError, match=r"atack: no such section; did you mean 'attack'\?"):
+        experiments({"grid": {"case": [{"case": "typo", "atack": {"name": "gmi"}}]}})
+    with pytest.raises(ConfigError, match="grid: expected a table of non-empty lists"):
+        experiments({"grid": {"case": {"case": "KED-MI"}}})
+    with pytest.raises(ConfigError, match="metrics and evaluators must be the same"):
+        experiments({"grid": {"case": [{"case": "a"}, {"case": "b", "evaluators": [{"model": "lenet"}]}]}})

@@ -1,24 +1,27 @@
 """The whole pipeline on a toy scale: who may see what, what is shared, what a restart leaves."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 
+from frostglass.attacks.gmi import Gmi
 from frostglass.data.faces import Faces
 from frostglass.data.splits import make_split
-from frostglass.errors import RunError
+from frostglass.errors import ConfigError, RunError
 from frostglass.experiments import pipeline
 from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.cost import estimate, problems
 from frostglass.experiments.grid import run_all, summary, write_run
 from frostglass.experiments.pipeline import run
 from frostglass.experiments.store import Store
+from frostglass.priors.base import read_prior
 from frostglass.types import Images
 from killing import run_until_done, tree
-from worlds import NoWork
+from worlds import KilledError, NoWork, same_weights
 
 TOY = {
     "name": "toy",
@@ -204,3 +207,143 @@ def test_a_failure_names_the_model_of_the_grid(tmp_path):
     wild = TOY | {"grid": {"defenses": [[], [{"name": "mid", "weight": 1e38}]]}}
     with pytest.raises(RunError, match=r"^mid: cnn: the loss is not finite"):
         run_all(wild, Store(tmp_path))
+
+
+# Priors that are fitted to a target, and what else an attack brings along
+
+TIED = {"name": "conditional", "latent": 5, "width": 4, "top": 4, "steps": 2, "critic_steps": 1, "batch": 8}
+TAUGHT = {"name": "students", "students": [{"model": "cnn", "options": {"width": 4}}], "epochs": 1, "statistics": 8}
+PLG = {"name": "plgmi", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
+LOMMA = {"name": "lomma", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
+
+
+def fitted(folder):
+    """The names of the priors in a store, and the targets each was fitted to."""
+    found = []
+    for path in (folder / "prior").glob("*/prior.safetensors"):
+        prior = read_prior(path)
+        found.append((prior.info["method"]["name"], prior.tied_to))
+    return found
+
+
+def test_a_prior_that_is_fitted_to_a_target_is_made_for_each_and_never_reused(tmp_path):
+    done = run_all(GRID | {"prior": TIED, "attack": PLG}, Store(tmp_path))
+    plain, defended = done.audits
+    assert plain.prior.key != defended.prior.key
+    assert sorted(fitted(tmp_path)) == sorted(("conditional", audit.target.key) for audit in done.audits)
+    assert [audit.prior.tied_to for audit in done.audits] == [audit.target.key for audit in done.audits]
+    assert plain.target.key == defended.undefended.key  # so the positive control of the second is attacked with the prior of the first
+    with pytest.raises(ConfigError, match="the prior was fitted to another target: train it again for this one"):
+        pipeline._invert(plain.experiment.attack, plain.target.view(["gradients"]), defended.prior, None, seed=0, work=NoWork())
+
+
+def test_students_of_each_target_share_the_prior_they_are_added_to(tmp_path):
+    config = GRID | {"prior": TAUGHT | {"base": TOY["prior"]}, "attack": LOMMA}
+    done = run_all(config, Store(tmp_path))
+    assert sorted(fitted(tmp_path), key=str) == sorted(
+        [("wgan", None), *(("students", audit.target.key) for audit in done.audits)], key=str
+    )
+    first, second = (audit.prior for audit in done.audits)
+    assert first.key != second.key
+    assert same_weights(first.generator, second.generator)
+    assert not same_weights(first.students[0], second.students[0])
+    rows = estimate(experiments(config), Store(tmp_path))["steps"]
+    assert [row["done"] for row in rows if row["step"] == "prior"] == [True] * 3
+
+
+def test_students_of_a_prior_that_is_fitted_share_nothing(tmp_path):
+    config = GRID | {"prior": TAUGHT | {"base": TIED}, "attack": LOMMA | {"critic_weight": 0.0}}
+    foreseen = estimate(experiments(config), Store(tmp_path))["steps"]
+    done = run_all(config, Store(tmp_path))
+    expected = [(name, audit.target.key) for name in ("conditional", "students") for audit in done.audits]
+    assert sorted(fitted(tmp_path)) == sorted(expected)
+    assert [row["step"] for row in foreseen].count("prior") == 4
+
+
+@pytest.mark.parametrize("diversity", [0.0, 0.5])
+def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(tmp_path, diversity):
+    hinted = {"name": "context", "diversity": diversity, "latent": 5, "width": 4, "steps": 2, "critic_steps": 1, "batch": 8}
+    done = run_all(GRID | {"prior": hinted}, Store(tmp_path))
+    assert len(fitted(tmp_path)) == (2 if diversity else 1)
+    for audit in done.audits:
+        test, known = audit.split.test, audit.prior.hints[0, 3] == 1
+        assert audit.prior.hints.shape == (4, 4, 16, 16)
+        assert 0 < known.sum() < known.numel()
+        for person in range(4):
+            picture = test.floats(torch.tensor([test.labels.tolist().index(person)]))[0]
+            assert torch.equal(audit.prior.hints[person, :3, known], picture[:, known])
+            for rebuilt in audit.found.images[person]:
+                assert torch.equal(rebuilt[:, known], picture[:, known])
+                assert not torch.allclose(rebuilt, picture, atol=0.02)
+    folder = write_run(done, tmp_path / "run")
+    assert json.loads((folder / "run.json").read_text())["audits"][0]["prior"]["method"]["name"] == "context"
+
+
+# Searches that break off
+
+
+def spoil(monkeypatch, *labels, by=math.nan):
+    """Let the loss of these people be no number; tells whose pictures are searched."""
+    identity, searched = Gmi.identity, set()
+
+    def spoiled(self, view, prior, pictures, whose, dice):
+        searched.update(whose.tolist())
+        value, sure = identity(self, view, prior, pictures, whose, dice)
+        return torch.where(torch.isin(whose, torch.tensor(labels)), by, value), sure
+
+    monkeypatch.setattr(Gmi, "identity", spoiled)
+    return searched
+
+
+def test_people_whose_search_broke_off_are_named(tmp_path, monkeypatch):
+    spoil(monkeypatch, 1, 3)
+    done = run_all(TOY, Store(tmp_path / "store"))
+    (audit,) = json.loads((write_run(done, tmp_path / "run") / "run.json").read_text())["audits"]
+    assert audit["partial"] == [done.audits[0].split.classes[label] for label in (1, 3)]
+    warned = [text for text in audit["controls"]["warnings"] if text.startswith("partial")]
+    assert warned == [
+        "partial: the search broke off for 2 of 4 people (a loss that was not finite, or no start was found), whose pictures say little"
+    ]
+    assert done.audits[0].found.images.isfinite().all()
+    monkeypatch.undo()
+    again = run_all(TOY, Store(tmp_path / "store"))  # as it is read back
+    assert summary(again)["audits"][0]["partial"] == audit["partial"]
+
+
+def test_a_whole_run_names_nobody(finished):
+    for audit in summary(finished[1])["audits"]:
+        assert audit["partial"] == []
+        assert not any("partial" in text for text in audit["controls"]["warnings"])
+
+
+@pytest.mark.parametrize("by", [math.nan, math.inf])
+def test_a_search_that_broke_off_for_everybody_is_an_error(tmp_path, monkeypatch, by):
+    searched = spoil(monkeypatch, 0, 1, 2, 3, by=by)
+    expected = r"^the search of none of the 4 identities came to its end, because the attack's loss was not finite: lower attack\.lr or .*$"
+    with pytest.raises(RunError, match=expected) as caught:
+        run_all(TOY, Store(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert searched == {0, 1, 2, 3}
+    searched.clear()
+    with pytest.raises(RunError, match=expected):
+        run_all(TOY, Store(tmp_path))
+    assert searched == set()  # what was searched is kept, and says the same
+
+
+def test_what_was_searched_before_a_power_cut_is_not_searched_again(finished, tmp_path, monkeypatch):
+    identity = Gmi.identity
+
+    def cut(self, view, prior, pictures, whose, dice):
+        if 2 in whose:
+            raise KilledError
+        return identity(self, view, prior, pictures, whose, dice)
+
+    monkeypatch.setattr(Gmi, "identity", cut)
+    with pytest.raises(KilledError):
+        run_all(TOY, Store(tmp_path))
+    monkeypatch.setattr(Gmi, "identity", identity)
+    searched = spoil(monkeypatch)
+    done = run_all(TOY, Store(tmp_path))
+    assert searched == {2, 3}  # two people make a shard
+    assert torch.equal(done.audits[0].found.latents, finished[1].audits[0].found.latents)
+    assert done.audits[0].found.queries == finished[1].audits[0].found.queries

@@ -1,12 +1,19 @@
 """Views grant, refuse and count."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
+from frostglass.attacks.base import invert
+from frostglass.attacks.gmi import Gmi
+from frostglass.attacks.lomma import Lomma
 from frostglass.errors import AccessError, ConfigError, DataError
-from frostglass.runtime import capture, frozen, generator_for, seed_for
-from frostglass.types import Images
-from worlds import target
+from frostglass.priors.wgan import build_generator
+from frostglass.runtime import capture, channels_last, frozen, generator_for, seed_for, seeded
+from frostglass.types import Images, Target
+from worlds import SHAPE, NoWork, prior, same_weights, target
 
 PICTURES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 USES = {
@@ -95,3 +102,197 @@ def test_images_refuse_what_is_not_bytes():
 def test_samples_must_be_a_count(samples):
     with pytest.raises(ConfigError, match="samples must be a whole number of at least 1"):
         target().view("scores").averaged(samples)
+
+
+# Straightened views
+
+
+class Unhindered(torch.autograd.Function):
+    """The slow reference: forwards a saturating function, backwards nothing."""
+
+    @staticmethod
+    def forward(ctx, x, function):
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return Unhindered.apply(x, self.function)
+
+
+class Numbered(nn.Module):
+    """Adds noise that is numbered by `draw`, as MID's is."""
+
+    draw = 0
+
+    def forward(self, x):
+        return x + torch.randn(x.shape, generator=generator_for(0, "tests", self.draw))
+
+
+def saturated(squash, gate, *noise) -> Target:
+    """A bottleneck as of CALoR, so far out in its tanh that hardly any gradient comes through, behind a sigmoid."""
+    with seeded(0, "tests", "saturated"):
+        layers = [nn.Conv2d(3, 4, 3, 2, 1), gate, nn.Flatten(), nn.Linear(256, 5), squash, *noise, nn.Linear(5, 4)]
+    with torch.no_grad():
+        layers[3].weight *= 60
+    return Target(module=nn.Sequential(*layers), classes=tuple("abcd"), image_shape=SHAPE, head=str(len(layers) - 1), key="saturated")
+
+
+def slopes(view):
+    """Logits and features of some pictures, and the gradient of a function of both."""
+    pictures = PICTURES.clone().requires_grad_()
+    logits, features = view.logits_and_features(pictures)
+    (slope,) = torch.autograd.grad((logits * torch.arange(1.0, 5)).sum() + features.square().sum(), pictures)
+    return logits.detach(), features.detach(), slope
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_straightened_view_says_the_same_and_lets_gradients_pass(samples):
+    noise = [Numbered()] if samples > 1 else []
+    view = saturated(nn.Tanh(), nn.Sigmoid(), *noise).view(["gradients"]).averaged(samples)
+    reference = saturated(Apply(torch.tanh), nn.Sigmoid(), *noise).view(["gradients"]).averaged(samples)
+    plain, straight, slow = slopes(view), slopes(view.straightened()), slopes(reference)
+    for ours, usual in zip(straight[:2], plain[:2], strict=True):
+        assert torch.equal(ours, usual)
+    assert torch.allclose(straight[2], slow[2], rtol=1e-4, atol=1e-4 * slow[2].abs().max())
+    assert straight[2].norm() > 2 * plain[2].norm()
+    assert view.queries == 2 * samples * len(PICTURES)  # both count in one place
+
+
+def test_in_a_head_that_a_defense_put_in_sigmoids_are_straightened_too_and_elsewhere_nothing():
+    def behind(squash, gate):
+        made = saturated(nn.Identity(), gate)
+        head = nn.Sequential(squash, made.module[-1])
+        head.replaces_head = True
+        made.module[-1] = head
+        return replace(made, head=f"{made.head}.1").view(["gradients"])
+
+    straight = slopes(behind(nn.Sigmoid(), nn.Tanh()).straightened())[2]
+    slow = slopes(behind(Apply(torch.sigmoid), nn.Tanh()))[2]
+    assert torch.allclose(straight, slow, rtol=1e-4, atol=1e-4 * slow.abs().max())
+
+
+def test_averaging_and_straightening_go_in_either_order():
+    view = saturated(nn.Tanh(), nn.Sigmoid(), Numbered()).view(["gradients"])
+    one, other = slopes(view.averaged(2).straightened()), slopes(view.straightened().averaged(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert view.queries == 4 * len(PICTURES)
+
+
+def test_a_straightened_view_leaves_no_hooks_also_after_an_exception():
+    view = saturated(nn.Tanh(), nn.Sigmoid()).view(["gradients"])
+    slopes(view.straightened())
+    with pytest.raises(RuntimeError, match=r"expected scalar type|should be the same"):
+        view.straightened().logits(PICTURES.double())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in view.module.modules())
+    assert slopes(view)[2].norm() < slopes(view.straightened())[2].norm() / 2  # the view itself stays as it was
+
+
+def test_nothing_changes_where_nothing_saturates():
+    view = target().view(["gradients"])
+    with frozen(view.module):
+        assert all(torch.equal(a, b) for a, b in zip(slopes(view), slopes(view.straightened()), strict=True))
+
+
+def test_an_attack_looks_through_a_tanh():
+    """Where the gradient is gone, plain descent stays where it began, and straightened descent does not."""
+    made = saturated(nn.Tanh(), nn.Identity())
+    with torch.no_grad():
+        made.module[3].weight *= 100
+        made.module[5].weight *= 8
+
+    def found(**more):
+        attack = Gmi(**({"steps": 40, "lr": 0.1, "coupling": 1, "loss": "logit", "critic_weight": 0.0, "clamp": 0.0} | more))
+        return invert(attack, made.view(["gradients"]), prior(), seed=0, work=NoWork())
+
+    begun, plain, straight = found(steps=0), found(), found(straight_through=True)
+    assert torch.equal(begun.latents, plain.latents)
+    assert straight.confidence[:, 0].mean() > plain.confidence[:, 0].mean() + 0.2
+
+
+# Layouts
+
+
+def test_channels_last_gives_the_very_tensors_back():
+    module = target().module
+    module[0].weight.grad = torch.ones_like(module[0].weight)
+    before = {name: (value.data_ptr(), value.stride(), value.clone()) for name, value in module.state_dict().items()}
+    parameters = [id(p) for p in module.parameters()]
+
+    def inside(fail):
+        with channels_last(module):
+            assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+            assert not module[0].weight.is_contiguous()
+            assert torch.equal(module[0].weight, before["0.weight"][2])
+            if fail:
+                raise KeyError("power cut")
+
+    for fail in (False, True):
+        if fail:
+            with pytest.raises(KeyError, match="power cut"):
+                inside(fail)
+        else:
+            inside(fail)
+        after = module.state_dict()
+        assert {name: (value.data_ptr(), value.stride()) for name, value in after.items()} == {n: b[:2] for n, b in before.items()}
+        assert all(torch.equal(after[name], value) for name, (_, _, value) in before.items())
+        assert [id(p) for p in module.parameters()] == parameters
+
+
+class Reshaped(nn.Module):
+    """A convolution whose maps are laid flat in one of two ways, of which `view` insists on a layout."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        with seeded(0, "tests", "reshaped"):
+            self.conv, self.head = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(256, 4)
+
+    def forward(self, x):
+        maps = self.conv(x).relu()
+        return self.head(maps.view(len(maps), -1) if self.way == "view" else maps.flatten(1))
+
+
+def convolutional(students=()):
+    """A prior whose pictures come out of convolutions."""
+    with seeded(0, "tests", "convolutional"):
+        generator = build_generator(6, 4, SHAPE).eval()
+    return replace(prior(), generator=generator, students=students)
+
+
+@pytest.mark.parametrize("known", [prior(), convolutional()], ids=["linear", "convolutional"])
+def test_a_module_that_insists_on_a_layout_is_attackable(known):
+    found = {}
+    for way in ("view", "flatten"):
+        made = Target(module=Reshaped(way), classes=tuple("abcd"), image_shape=SHAPE, head="head", key=way)
+        weights = made.module.conv.weight.data_ptr()
+        with pytest.raises(RuntimeError, match="view size is not compatible") if way == "view" else frozen(), channels_last(made.module):
+            made.module(PICTURES)
+        found[way] = invert(Gmi(steps=8, lr=0.1, coupling=1), made.view(["gradients"]), known, seed=0, work=NoWork())
+        assert made.module.conv.weight.data_ptr() == weights
+        assert same_weights(made.module, Reshaped(way))
+    assert torch.allclose(found["view"].latents, found["flatten"].latents, atol=1e-3)
+    assert torch.allclose(found["view"].images, found["flatten"].images, atol=1e-3)
+
+
+def test_students_that_insist_on_a_layout_are_asked_all_the_same():
+    made = target()
+    found = [
+        invert(Lomma(steps=3, regulariser="off"), made.view(["gradients"]), convolutional((Reshaped(way),)), seed=0, work=NoWork())
+        for way in ("view", "flatten")
+    ]
+    assert torch.allclose(found[0].latents, found[1].latents, atol=1e-3)
+
+
+def test_another_error_of_a_module_is_not_taken_for_a_layout():
+    made = Target(module=Reshaped("flatten"), classes=tuple("abcd"), image_shape=(3, 8, 8), head="head", key="wrong")
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        invert(Gmi(steps=1), made.view(["gradients"]), prior(), seed=0, work=NoWork())

@@ -110,16 +110,23 @@ def invert(
 
 
 def _any_layout(view: View, prior: Prior) -> list[nn.Module]:
-    """The networks that run in any layout; code that reshapes by `view` may insist on one, which only a trial can tell."""
-    blank = torch.zeros(2, *view.image_shape, device=device_of(view.module))
+    """All networks, or none if one of them insists on a layout, as code that reshapes by `view` may: pictures carry theirs from the generator to the others.
+
+    Only a trial can tell.
+    """
+    networks, device = [view.module, *prior.modules], device_of(view.module)
     try:
-        with channels_last(view.module), torch.no_grad():
-            view.module(blank)
+        with channels_last(*networks), torch.no_grad():
+            made = prior.images(torch.zeros(2, prior.latent, device=device), torch.zeros(2, dtype=torch.long, device=device))
+            for judge in prior.modules[1:]:
+                judge(made)
+            blank = torch.zeros(2, *view.image_shape, device=device)
+            view.module(blank.contiguous(memory_format=torch.channels_last))
     except RuntimeError as error:
         if "view size is not compatible" not in str(error):
             raise
-        return prior.modules
-    return [view.module, *prior.modules]
+        return []
+    return networks
 
 
 def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:

@@ -48,7 +48,8 @@ class Descent(Attack):
         candidates: searches per identity. keep: how many pictures are returned, best target margin first.
         batch: pictures shown to the target together, rounded up to a multiple of 16; does not change the result.
         samples: passes through the target averaged at each look; above 1 it sees through the noise of defenses such as MID.
-        straight_through: let gradients pass saturating layers (tanh, sigmoid) of the target as if they were not there.
+        straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid of a head that a defense put in, else every tanh layer) as if they
+            were not there; changes nothing where there is none, or where tanh is called as a function.
     """
 
     loss: LossName = "ce"

@@ -185,16 +185,17 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         raise ConfigError("defenses: given alone and in [grid], and only one can count: leave one of the two out")
     cases = [_case(value) for value in grid.get("case", [])]
     if lost := [key for key in plain if cases and all(_stands_alone(case.get(key)) for case in cases)]:
-        raise ConfigError([f"{key}: given alone, and every case of the grid brings its own: set grid.case.0.{key} and so on instead" for key in lost])
+        raise ConfigError(
+            [f"{key}: given alone, and every case of the grid brings its own: set grid.case.0.{key} and so on instead" for key in lost]
+        )
     result = []
     for combination in itertools.product(*grid.values()):
-        config = copy.deepcopy(plain)
-        for path, value in zip(grid, combination, strict=True):
-            if path == "case":
-                config = _laid_over(config, _case(value))
-            else:
+        chosen = dict(zip(grid, combination, strict=True))
+        config = _laid_over(plain, chosen.get("case", {}))  # first: a case that came later would replace tables other values were set in
+        for path, value in chosen.items():
+            if path != "case":
                 assign(config, path, copy.deepcopy(value))
-        label = ", ".join(_label(path, value, grid[path]) for path, value in zip(grid, combination, strict=True))
+        label = ", ".join(_label(path, value, grid[path]) for path, value in chosen.items())
         result.append((label or "audit", config))
     return result
 
