@@ -120,6 +120,20 @@ def report(
 
 
 @app.command()
+def convert(
+    kind: Annotated[str, typer.Argument(help="What the weights are of: stylegan2.")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A pickle of NVIDIA's; it is read as data, and no code in it is run.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The safetensors file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn published weights of a generator into safetensors, without unpickling them."""
+    from frostglass.cli.work import convert_weights
+
+    convert_weights(kind, source, out, force=force, as_json=as_json)
+
+
+@app.command()
 def doctor(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
     """Say what this machine can run."""
     from frostglass.cli.work import diagnose

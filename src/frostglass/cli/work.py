@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import sys
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.cost import estimate, problems
 from frostglass.experiments.grid import run_all, summary, versions, write_run
 from frostglass.experiments.store import Store
+from frostglass.priors.nvidia import KIND, convert_stylegan2
+from frostglass.registry import nearest
 from frostglass.report.build import build_report
 from frostglass.runtime import default_device
 
@@ -191,6 +194,21 @@ def show_method(name: str, *, as_json: bool) -> None:
         for variant in facts["variants"]:
             sets = ", ".join(f"{name} = {json.dumps(value)}" for name, value in variant["sets"].items())
             print(f"  {variant['name']:<13} {variant['why']} ({sets})")
+
+
+def convert_weights(kind: str, source: Path, out: Path, *, force: bool, as_json: bool) -> None:
+    """Write the averaged generator of a published pickle as safetensors, and say what it is."""
+    if kind != KIND:
+        raise ConfigError(f"no conversion named {kind!r}: {nearest(kind, [KIND])}")
+    generator = convert_stylegan2(source, out, force=force)
+    made, count = generator.settings, sum(parameter.numel() for parameter in generator.parameters())
+    if as_json:
+        print(json.dumps(asdict(made) | {"parameters": count, "file": str(out)}))
+        return
+    print(
+        f"{out}: StyleGAN2, {made.colours}x{made.resolution}x{made.resolution}, z {made.z_dim}, w {made.w_dim}, "
+        f"{made.layers} mapping layers, {made.num_ws} styles, {count:,} parameters"
+    )
 
 
 def diagnose(store: Path, *, as_json: bool) -> None:
