@@ -3,6 +3,7 @@
 Images are float32, NCHW, in [0, 1] wherever a function takes or returns them; `Images` keeps them as bytes and converts on the way out.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -158,8 +159,14 @@ class View:
 
     @property
     def target_key(self) -> str:
-        """The key of the target alone, whatever is granted of it."""
-        return self._target.key
+        """What names the target alone, whatever is granted of it: its key, or for one that no store made a hash of its weights."""
+        if self._target.key:
+            return self._target.key
+        total = hashlib.sha256()
+        for name, tensor in self.module.state_dict().items():
+            total.update(name.encode())
+            total.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return f"weights {total.hexdigest()[:24]}"
 
     @property
     def queries(self) -> int:
@@ -226,8 +233,8 @@ class Reconstructions:
 
     `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...); `confidence` (I, K) the target's
     probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent. Candidates are in the
-    order of the target's liking; `draws` (I, K) says which draw each was and `steps` (I, K) how many steps its search took. `partial` (I,) marks
-    identities whose search broke off (a loss that was not finite, a start that was never found): their pictures say little.
+    order of the target's liking; `draws` (I, K) says which draw each was and `steps` (I, K) how many steps its search took. `broken` (I, K) marks pictures
+    whose search broke off (a loss that was not finite, a start that was never found), `partial` (I,) identities of whom there are no others: they say little.
     """
 
     images: Tensor
@@ -239,4 +246,5 @@ class Reconstructions:
     key: str = ""
     draws: Tensor | None = None
     steps: Tensor | None = None
+    broken: Tensor | None = None
     partial: Tensor | None = None

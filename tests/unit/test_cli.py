@@ -767,3 +767,22 @@ def test_a_good_folder_and_a_model_of_the_users_own(here, photos):
 def test_the_demo_is_a_config_like_any_other(here):
     shipped = Path(work.__file__).parents[1] / "experiments" / "demo.toml"
     assert work.demo_settings() == tomllib.loads(shipped.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["attack={name='lomma'}"], "attack: lomma.students is on and the prior has none"),
+        (["prior={name='conditional',width=4}"], "attack: gmi.critic_weight is not 0 and the prior has no critic"),
+        (
+            ["attack={name='brepmi'}", "prior={name='kplus1',width=4}"],
+            "attack: brepmi sees labels alone, and the kplus1 prior is fitted to more",
+        ),
+        (["prior={name='conditional',width=4,top=9999}", "attack={name='plgmi'}"], "conditional.top (9999) is more than the"),
+        (["prior={name='pretrained'}"], "faces32 makes pictures of 32×32 pixels, the data has 16×16"),
+    ],
+)
+def test_an_attack_that_does_not_fit_its_prior_is_told_before_any_work(here, settings, message):
+    args = [part for setting in settings for part in ("--set", setting)]
+    for command in ("check", "run"):
+        assert message in said(frostglass(command, "toy.toml", *args), 2)

@@ -276,3 +276,11 @@ def test_a_mistake_in_a_case_is_found_before_any_compute():
         experiments({"grid": {"case": {"case": "KED-MI"}}})
     with pytest.raises(ConfigError, match="metrics and evaluators must be the same"):
         experiments({"grid": {"case": [{"case": "a"}, {"case": "b", "evaluators": [{"model": "lenet"}]}]}})
+
+
+def test_two_cases_of_one_name_and_values_given_twice_are_refused():
+    case = {"case": "A", "attack": {"name": "gmi"}}
+    with pytest.raises(ConfigError, match=r"grid\.case: two cases are named 'A'"):
+        expand({"grid": {"case": [case, case]}})
+    with pytest.raises(ConfigError, match=r"seed: given in \[grid\] and in a case"):
+        expand({"grid": {"seed": [0, 1], "case": [case | {"seed": 3}]}})

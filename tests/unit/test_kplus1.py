@@ -320,7 +320,7 @@ def test_starts_that_do_not_fit(tmp_path):
         replace(SMALL, start=str(path)).train(PUBLIC, target().view(["scores"]), seed=0, work=NoWork())
     with pytest.raises(ConfigError, match=r"latent 5, width 8 .*, expected latent 6, width 8"):
         replace(SMALL, start=str(path), width=8, latent=6).beginning((3, 16, 16))
-    with pytest.raises(ConfigError, match="pictures of 3×32×32, expected latent 100, width 48 and pictures of 3×16×16"):
+    with pytest.raises(CheckpointError, match="faces32 makes pictures of 32×32 pixels, the data has 16×16"):
         Kplus1(start="faces32", width=48).beginning((3, 16, 16))
     with pytest.raises(ConfigError, match="no embedded prior named 'faces3'"):
         Kplus1(start="faces3").files()

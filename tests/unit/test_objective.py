@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from frostglass.objective import loss_of, LOSSES, ce, logit, margin, poincare
+from frostglass.objective import LOSSES, ce, logit, loss_of, margin, poincare
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 0.0], [0.0, 3.0, 2.5, -4.0]], dtype=torch.double)
 LABELS = torch.tensor([0, 2])

@@ -104,7 +104,7 @@ def invert(
     if found.partial is not None and found.partial.all():
         raise RunError(
             f"the search of none of the {len(wanted)} identities came to its end, because the attack's loss was not finite: "
-            "lower attack.lr or choose another attack.loss"
+            "lower attack.lr or choose another attack.loss; and see whether the target's own scores are finite"
         )
     return found
 
@@ -163,8 +163,9 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
         latents = recipe.read(found.state, y, draw)
         pictures, score, confidence = _read_out(view, prior, latents, y, batch)
         score = score if found.score is None else found.score[:, None].expand_as(score)
-        score = torch.where(found.whole[:, None], score, -torch.inf)  # what broke off is kept only where there is nothing else
-        steps, whole = (column[:, None].expand_as(score) for column in (found.steps, found.whole))
+        whole = found.whole[:, None] & score.isfinite() & confidence.isfinite()
+        score = torch.where(whole, score, -torch.inf)  # what broke off is kept only where there is nothing else
+        steps = found.steps[:, None].expand_as(score)
         parts.append((score, latents, pictures, confidence, steps, whole))
     columns = [torch.cat(column).unflatten(0, (identities, rows)).flatten(1, 2) for column in zip(*parts, strict=True)]
     numbers = torch.arange(columns[0].shape[1], device=start.device).expand(identities, -1)
@@ -175,6 +176,7 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
         "confidence": confidence,
         "draws": numbers,
         "steps": steps,
+        "broken": ~whole,
         "partial": ~whole.any(1),
     }
     return {"labels": labels, **{name: column.cpu() for name, column in found_here.items()}}
@@ -220,6 +222,13 @@ def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[
         found.append("no identity to attack: give at least one label")
     elif int(wanted.min()) < 0 or int(wanted.max()) >= view.classes:
         found.append(f"labels must lie in 0..{view.classes - 1}, got {int(wanted.min())}..{int(wanted.max())}")
+    if prior.image_shape != tuple(view.image_shape) and not prior.info.get("resize"):
+        made, taken = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
+        found.append(
+            f"the prior makes pictures of {made}, the target takes {taken}: train a prior on such pictures, or set prior.resize to true"
+        )
+    if prior.hints is not None and len(prior.hints) < view.classes:
+        found.append(f"the prior has hints for {len(prior.hints)} of {view.classes} classes: one for each is needed")
     if prior.classes and prior.classes != view.classes:
         found.append(
             f"the prior was fitted to a target of {prior.classes} classes, and this one has {view.classes}: train it again for this one"

@@ -43,7 +43,8 @@ class Descent(Attack):
         coupling: both are divided by this, as a mean over a batch of that size divides them.
         optimizer: "nesterov", "momentum" or "adam". momentum: of the first two.
         lr: step size. steps: iterations.
-        patience: a candidate whose confidence has been flat for this many steps leaves the batch; 0 uses all steps, as published.
+        patience: a candidate that convinces the target and whose confidence has been flat for this many steps leaves the batch at the next multiple of 10; 0 uses all
+            steps, as published.
         flat: how far a confidence may move and still be called flat.
         candidates: searches per identity. keep: how many pictures are returned, best target margin first.
         batch: pictures shown to the target together, rounded up to a multiple of 16; does not change the result.

@@ -12,6 +12,7 @@ from frostglass.types import View
 
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, Dice], tuple[Tensor, Tensor]]
+CONVINCED = 0.5  # confidence below which no search is called done
 CHECK_EVERY = 10  # steps between two looks at who has finished or gone astray
 
 
@@ -34,7 +35,8 @@ class Pace:
     """How far and how fast rows go.
 
     `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv; `adam` has torch's default betas. A row is done before its
-    `steps` are, if `patience` is not 0, once its confidence has stayed within `flat` for that many steps.
+    `steps` are, if `patience` is not 0, once its confidence has stayed within `flat` for that many steps, seen at the next multiple of 10; a row that has not
+    convinced the target goes on to the end, because a confidence near 0 is flat too.
     """
 
     steps: int
@@ -70,8 +72,9 @@ def descend(view: View, start: Tensor, labels: Tensor, dice: Dice, objective: Ob
         rule.step()
         with torch.no_grad():
             state.copy_(pace.project(state))
-        moved = (sure.detach()[:real] - level[rows]).abs() > pace.flat
-        level[rows] = torch.where(moved, sure.detach()[:real].float(), level[rows])
+        sure = sure.detach()[:real].float()
+        moved = ((sure - level[rows]).abs() > pace.flat) | (sure < CONVINCED)
+        level[rows] = torch.where(moved, sure, level[rows])
         still[rows] = torch.where(moved, 0, still[rows] + 1)
         if step % CHECK_EVERY and step < pace.steps:
             continue

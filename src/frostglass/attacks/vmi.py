@@ -28,7 +28,7 @@ class Vmi(Descent):
     Minimises E_{z~q} [weight · loss(T(G(z)), y)] + γ · KL(q ‖ N(0, I)) over q: a full Gaussian, a mixture of Gaussians, or a Glow-style flow.
 
     Paper: Wang et al., Variational Model Inversion Attacks, NeurIPS 2021, arXiv 2201.10787.
-    Differs: people are searched side by side, each with a distribution of its own. Every coordinate of the flow comes from the noise that is given, where the
+    Differs: published on a StyleGAN2 or a DCGAN; any prior serves here. People are searched side by side, each with a distribution of its own. Every coordinate of the flow comes from the noise that is given, where the
         published one draws some again in its splits. Layered flows belong to a StyleGAN prior, and are not here. BiDO's version stops at the epoch the evaluator
         likes best; here nothing is chosen by an evaluator.
 

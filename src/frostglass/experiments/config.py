@@ -188,6 +188,11 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         raise ConfigError(
             [f"{key}: given alone, and every case of the grid brings its own: set grid.case.0.{key} and so on instead" for key in lost]
         )
+    names = [case["case"] for case in cases]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"grid.case: two cases are named {twice[0]!r}: give each a name of its own")
+    if both := sorted({path for path in grid for case in cases if path != "case" and path in case}):
+        raise ConfigError(f"{both[0]}: given in [grid] and in a case, and only one can count: leave one of the two out")
     result = []
     for combination in itertools.product(*grid.values()):
         chosen = dict(zip(grid, combination, strict=True))

@@ -13,6 +13,7 @@ WEAK_EVALUATOR = 0.9  # held-out accuracy below which an evaluator's verdicts ar
 DISAGREEMENT = 0.25  # share of reconstructions that only one evaluator accepts
 OFF_MANIFOLD = 1.5  # distance to real pictures, relative to the prior's own draws
 LOW_TARGET_SUCCESS = 0.5  # share of reconstructions the target accepts, below which the attack did not optimise
+MOST_PARTIAL = 0.5  # share of people without a whole search above which an audit proves nothing
 LUCKY_PRIOR = 0.2  # accuracy of prior-only draws above which luck explains much
 
 
@@ -51,8 +52,12 @@ def judge(
     target: Target,
     evaluators: Sequence[Target],
     partial: int = 0,
+    broken: int = 0,
 ) -> Controls:
-    """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows; `partial` people have no whole search."""
+    """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows.
+
+    `broken` pictures come from searches that broke off; of `partial` people there are no others.
+    """
     control_lift = lift(*control) if control else ()
     right, chance = _held_out(target), 1 / len(target.classes)
     vacuous = ""
@@ -61,6 +66,8 @@ def judge(
             f"the target is right on only {right:.0%} of held-out pictures, where guessing gives {chance:.0%}: there is nothing in it to leak; "
             "are its classes in the order of the identities' names?"
         )
+    elif partial > MOST_PARTIAL * len(rows.labels):
+        vacuous = f"the search broke off for {partial} of {len(rows.labels)} people, so a low score says nothing of the model"
     elif control is None:
         vacuous = "no positive control was run, so a failed attack cannot be told from a good defense"
     elif not control_lift:
@@ -87,7 +94,7 @@ def judge(
         vacuous=vacuous,
         warnings=(
             *_alike(target, evaluators),
-            *_broken_off(partial, len(rows.labels)),
+            *_broken_off(partial, broken, rows),
             *_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators]),
         ),
     )
@@ -103,10 +110,15 @@ def _alike(target: Target, evaluators: Sequence[Target]) -> list[str]:
     ]
 
 
-def _broken_off(partial: int, people: int) -> list[str]:
+def _broken_off(partial: int, broken: int, rows: Rows) -> list[str]:
     """Searches that did not come to their end: a low score there is no privacy."""
+    if not (partial or broken):
+        return []
+    pictures = next(iter(rows.columns.values())).numel()
     why = "a loss that was not finite, or no start was found"
-    return [f"partial: the search broke off for {partial} of {people} people ({why}), whose pictures say little"] if partial else []
+    return [
+        f"partial: the search broke off for {partial} of {len(rows.labels)} people and {broken} of {pictures} pictures ({why}), which say little"
+    ]
 
 
 def _held_out(classifier: Target) -> float:

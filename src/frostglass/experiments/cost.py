@@ -5,16 +5,18 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.attacks.base import Attack
 from frostglass.data.base import Dataset
 from frostglass.data.splits import check_people
 from frostglass.defenses.base import Defense
-from frostglass.errors import FrostglassError
+from frostglass.errors import ConfigError, FrostglassError
 from frostglass.experiments.config import Experiment
 from frostglass.experiments.pipeline import produce
 from frostglass.experiments.store import Step, Store
@@ -22,7 +24,7 @@ from frostglass.models.checkpoint import load_weights
 from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime import seeded
 from frostglass.training import Training, check_training, first_stage, untrained
-from frostglass.types import Shape
+from frostglass.types import CAPABILITIES, Shape
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class _Stub:
 
     def view(self, access: Sequence[str]) -> "_Stub":
         return _Stub(f"{self.key}:{'+'.join(sorted(access))}")
+
+    def averaged(self, samples: int) -> "_Stub":
+        return _Stub(self.key + (f"×{samples}" if samples > 1 else ""))
 
 
 class _Plan(Store):
@@ -74,22 +79,26 @@ def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
     found, once = [], _Once()
     for _, exp in chosen:
         try:
-            classes, private, _ = once(_counts, exp.data)
+            classes, private, public = once(_counts, exp.data)
         except FrostglassError as error:
             found.append(f"data: {error}")
             continue  # nobody knows how many classes a network has
         if not classes:
             found.append("data: no private person is named: private pictures need one sub-folder per identity, named after it")
             continue
-        for where, attempt, given in _attempts(exp, classes, private):
+        wrong = set()
+        for where, attempt, given in _attempts(exp, classes, private, public):
+            if where == "attack" and "prior" in wrong:
+                continue  # whether it would fit a prior that cannot be is no question
             try:
                 once(attempt, *given)
             except FrostglassError as error:
                 found.append(f"{where}: {error}")
+                wrong.add(where)
     return list(dict.fromkeys(found))
 
 
-def _attempts(exp: Experiment, classes: int, private: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
+def _attempts(exp: Experiment, classes: int, private: int, public: int) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
     """Each network of an experiment: its place in the config, and how to try it."""
     shape = exp.data.image_shape
     records = int(private * (1 - exp.split.test - exp.split.validation))
@@ -98,7 +107,8 @@ def _attempts(exp: Experiment, classes: int, private: int) -> Iterator[tuple[str
         yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape, records)
     if any(_on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
         yield "data", _try_public_people, (exp.data,)
-    yield "prior", _try_prior, (exp.prior, shape, classes)
+    yield "prior", _try_prior, (exp.prior, shape, classes, public)
+    yield "attack", _try_attack, (exp.attack, exp.prior, shape)
 
 
 def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape, records: int) -> None:
@@ -123,9 +133,13 @@ def _try_public_people(data: Dataset) -> None:
     check_people(data.public_people())
 
 
-def _try_prior(method: Any, shape: Shape, classes: int) -> None:
+def _try_prior(method: Any, shape: Shape, classes: int, public: int) -> None:
     if base := getattr(method, "base_method", None):
-        _try_prior(base, shape, classes)
+        _try_prior(base, shape, classes, public)
+    if getattr(method, "top", 0) > public:
+        raise ConfigError(f"{method.name}.top ({method.top}) is more than the {public} public pictures there are: lower it")
+    if hasattr(method, "beginning"):
+        method.beginning(shape)
     if isinstance(method, Pretrained):
         method.read(shape)
     elif hasattr(method, "networks"):
@@ -134,6 +148,33 @@ def _try_prior(method: Any, shape: Shape, classes: int) -> None:
     if hasattr(method, "build_students"):
         with seeded(0, "cost"):
             method.build_students(shape, classes)
+
+
+def _try_attack(attack: Attack, method: Any, shape: Shape) -> None:
+    """Whether the prior will have what the attack needs, and may be fitted with what the attack is granted; told before either is made."""
+    offered, needed = _offered(method, shape), [part.needs for part in _with_bases(method) if part.needs]
+    found = attack.problems(None, offered)  # type: ignore[arg-type]
+    granted = max(CAPABILITIES.index(access) for access in attack.access)
+    if any(CAPABILITIES.index(need) > granted for need in needed):
+        found.append(
+            f"{attack.name} sees {attack.access[0]} alone, and the {method.name} prior is fitted to more: use one that is fitted to no target"
+        )
+    if found:
+        raise ConfigError(found)
+
+
+def _with_bases(method: Any) -> list[Any]:
+    return [method, *(_with_bases(base) if (base := getattr(method, "base_method", None)) else [])]
+
+
+def _offered(method: Any, shape: Shape) -> Any:
+    """What a prior will have, as far as an attack asks for it."""
+    if base := getattr(method, "base_method", None):
+        offered = _offered(base, shape)
+        return SimpleNamespace(**{**vars(offered), "students": method.students, "features": method.statistics or None})
+    made = method.read(shape) if isinstance(method, Pretrained) else method
+    critic = made.critic if isinstance(method, Pretrained) else (True if getattr(method, "keeps_critic", True) else None)
+    return SimpleNamespace(latent=made.latent, critic=critic, condition=getattr(made, "condition", ""), students=(), features=None)
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:

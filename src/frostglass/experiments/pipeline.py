@@ -17,12 +17,13 @@ from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, Fractions
 from frostglass.experiments.controls import Controls, judge
 from frostglass.experiments.store import Step, Store
-from frostglass.files import Work, read_json, read_tensors, write_tensors
+from frostglass.files import Work, read_json, read_tensors, sheet_of, write_bytes, write_tensors
 from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.priors.base import Prior, PriorMethod, check_unseen, load_prior, save_prior
 from frostglass.priors.context import hints_of
-from frostglass.runtime import default_device, device_of, seed_for, under_prefix, with_prefix
+from frostglass.priors.gan import SHEET
+from frostglass.runtime import default_device, device_of, frozen, generator_for, seed_for, under_prefix, with_prefix
 from frostglass.training import Training, first_stage, stage_split, train_target, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
 
@@ -65,10 +66,10 @@ class Products(NamedTuple):
 def run(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store does not have of it yet, and weigh it against its controls."""
     made = produce(experiment, store)
-    partial = 0 if made.found.partial is None else int(made.found.partial.sum())
+    partial, broken = (0 if column is None else int(column.sum()) for column in (made.found.partial, made.found.broken))
     controls = judge(
         made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators,
-        partial=partial,
+        partial=partial, broken=broken,
     )  # fmt: skip
     return Audit(
         experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls, made.undefended
@@ -112,7 +113,7 @@ def _attack(
     """Prior, attack and scores for one target, with the prior-only control scored the same way."""
     seed, people = exp.seed, exp.judging.identities
     view = target.view(exp.attack.access)
-    prior = _prior(store, exp.prior, split, view, seed=seed)
+    prior = _prior(store, exp.prior, split, view.averaged(exp.attack.samples), seed=seed)
     check_unseen(prior, split.classes)
     if prior.condition == "hint":
         prior = replace(prior, hints=hints_of(prior.info, first_pictures(split.test)).to(device_of(prior.generator)))
@@ -179,6 +180,16 @@ def _load_target(folder: Path) -> Target:
     return replace(target, info={**target.info, "seconds": read_json(folder / "timing.json")["seconds"]})
 
 
+def _save_prior(prior: Prior, folder: Path) -> None:
+    """Write a prior, and a sheet of its samples for people to look at; of one that completes hints there is nothing to show without any."""
+    save_prior(prior, folder)
+    if prior.condition != "hint":
+        latents = prior.draw(*(generator_for(0, "sheet", number) for number in range(SHEET)))
+        labels = torch.arange(SHEET, device=latents.device) % prior.classes if prior.classes else None
+        with frozen(*prior.modules), torch.no_grad():
+            write_bytes(folder / "samples.png", sheet_of(prior.images(latents, labels)))
+
+
 def _load_prior(folder: Path) -> Prior:
     prior = load_prior(folder)
     for module in prior.modules:
@@ -210,7 +221,7 @@ def _score(
 
 def _save_found(found: Reconstructions, folder: Path) -> None:
     tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
-    tensors |= {name: column for name in ("draws", "steps", "partial") if (column := getattr(found, name)) is not None}
+    tensors |= {name: column for name in ("draws", "steps", "broken", "partial") if (column := getattr(found, name)) is not None}
     write_tensors(folder / "found.safetensors", tensors, {"queries": found.queries})
 
 
@@ -231,7 +242,7 @@ def _load_rows(folder: Path) -> Rows:
 
 SPLIT = Step("split", 1, _split, save_split, load_split)
 TARGET = Step("target", 2, _train, save_target, _load_target, facts=lambda target: target.info.get("facts", {}))
-PRIOR = Step("prior", 2, _make_prior, save_prior, _load_prior)
+PRIOR = Step("prior", 2, _make_prior, _save_prior, _load_prior)
 ATTACK = Step("attack", 3, _invert, _save_found, _load_found)
 PRIOR_ONLY = Step("prior_only", 2, _prior_only, _save_found, _load_found)
 SCORES = Step("scores", 2, _score, _save_rows, _load_rows)

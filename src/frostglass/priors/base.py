@@ -17,7 +17,7 @@ from frostglass.errors import CheckpointError, ConfigError, DataError
 from frostglass.files import Work
 from frostglass.registry import Registry
 from frostglass.runtime import device_of, seeded, under_prefix, with_prefix
-from frostglass.types import Images, Shape, View
+from frostglass.types import Capability, Images, Shape, View
 
 priors = Registry("prior", "frostglass.priors")
 
@@ -77,12 +77,15 @@ class Prior:
 class PriorMethod(Protocol):
     """A frozen set of parameters that can make a prior; `tied` says whether it is fitted to one target and never reused for another.
 
-    `networks(image_shape, classes)` builds generator and critic; a method that adds to another prior names that one's method as `base`, and
-    is given the prior it made.
+    `needs` is what it asks of the target, if it asks. `networks(image_shape, classes)` builds generator and critic; a method that adds to another prior names that
+    one's method as `base_method`, and is given the prior it made.
     """
 
     @property
     def tied(self) -> bool: ...
+
+    @property
+    def needs(self) -> Capability | None: ...
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior: ...
 

@@ -16,7 +16,7 @@ from frostglass.priors.base import Condition, Prior, identity_hashes, priors
 from frostglass.priors.gan import SHEET, Schedule, train_in_turns
 from frostglass.priors.residual import LabelledGenerator, ProjectionCritic
 from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
-from frostglass.types import Images, Shape, View
+from frostglass.types import Capability, Images, Shape, View
 
 CHUNK = 256  # public pictures shown to the target at once
 
@@ -71,6 +71,8 @@ class Conditional:
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     tied: ClassVar[bool] = True
+    needs: ClassVar[Capability] = "gradients"
+    keeps_critic: ClassVar[bool] = False  # its critic is given labels, which no attack has for it
     condition: ClassVar[Condition] = "label"
 
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Module, nn.Module]:

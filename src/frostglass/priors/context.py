@@ -19,7 +19,7 @@ from frostglass.priors.base import Condition, Prior, identity_hashes, priors
 from frostglass.priors.gan import SHEET, Schedule, train_in_turns
 from frostglass.priors.wgan import diversity, draw, gradient_penalty
 from frostglass.runtime import default_device, frozen, generator_for, seeded
-from frostglass.types import Images, Shape, View
+from frostglass.types import Capability, Images, Shape, View
 
 Hint = Literal["centre", "face_t", "blur"]
 # Holes as rectangles (top, bottom, left, right) in sixteenths of the side: the middle; eyes with nose and mouth below.
@@ -80,6 +80,10 @@ class Context:
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     condition: ClassVar[Condition] = "hint"
+
+    @property
+    def needs(self) -> Capability | None:
+        return "gradients" if self.tied else None
 
     @property
     def tied(self) -> bool:

@@ -1,7 +1,7 @@
 """Two networks trained in turns: the loop that every generator of ours is trained by, with checkpoints and sheets of samples."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -74,11 +74,13 @@ def train_in_turns(
         losses = {play: _descend(optimizer, play(dice)) for optimizer, play in turns}
         _follow(mean, generator, schedule.average)
         judged, made = losses[critic_loss].item(), losses[generator_loss].item()
-        if not torch.tensor([judged, made]).isfinite().all():
+        last = step + 1 == schedule.steps
+        due = last or (step + 1) % schedule.checkpoint_every == 0
+        if not torch.tensor([judged, made]).isfinite().all() or (due and not _sound(networks.values())):
             raise RunError(
                 f"{name}: the loss is not finite at step {step} (critic {judged}, generator {made}): lower prior.lr; the last good checkpoint is kept"
             )
-        if (step + 1) % schedule.checkpoint_every == 0 and step + 1 < schedule.steps:
+        if due and not last:
             tensors = with_prefix("opt_g", optimizer_tensors(opt_g)) | with_prefix("opt_c", optimizer_tensors(opt_c))
             for part, module in networks.items():
                 tensors |= with_prefix(part, module.state_dict())
@@ -86,6 +88,10 @@ def train_in_turns(
             work.sheet("samples", _sampled(mean if schedule.average else generator, sample))
         work.progress(step + 1, schedule.steps, f"critic {judged:.2f}, generator {made:.2f}{work.sheets}")
     return (mean if schedule.average else generator).eval()
+
+
+def _sound(networks: Iterable[nn.Module]) -> bool:
+    return all(tensor.isfinite().all() for network in networks for tensor in network.state_dict().values())
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

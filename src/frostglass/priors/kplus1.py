@@ -18,7 +18,7 @@ from frostglass.priors.gan import SHEET, Schedule, train_in_turns
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.wgan import build_generator, draw
 from frostglass.runtime import default_device, frozen, generator_for, seeded
-from frostglass.types import Images, Shape, View
+from frostglass.types import Capability, Images, Shape, View
 
 Matching = Literal["l1", "l2"]
 CHUNK = 256  # public pictures shown to the target at a time
@@ -82,6 +82,7 @@ class Kplus1:
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     tied: ClassVar[bool] = True
+    needs: ClassVar[Capability] = "scores"
 
     def networks(self, image_shape: Shape, classes: int = 2) -> tuple[nn.Sequential, "Discriminator"]:
         """Generator and discriminator for one image shape and number of classes, freshly initialised."""
@@ -271,9 +272,13 @@ def entropy(logits: Tensor) -> Tensor:
 
 def deployed_scores(view: View, public: Images) -> Tensor:
     """The target's probabilities for every public picture, (N, K); a target that sees one class everywhere is refused."""
+    if not len(public):
+        raise ConfigError("kplus1: there are no public pictures to learn from: give the data some")
     with frozen(view.module):
         parts = [view.scores(public.floats(rows).to(default_device())) for rows in torch.arange(len(public)).split(CHUNK)]
     scores = torch.cat(parts)
+    if not scores.isfinite().all():
+        raise RunError("kplus1: the target's scores of some public pictures are not finite, so they teach nothing: look at the target")
     named = scores.argmax(1).unique()
     if len(named) < 2:
         raise RunError(

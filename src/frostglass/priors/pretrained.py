@@ -1,5 +1,6 @@
 """A prior that is already there: embedded in the package or in a file of the user's."""
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar
@@ -37,6 +38,7 @@ class Pretrained:
     resize: bool = False
 
     tied: ClassVar[bool] = False
+    needs: ClassVar[None] = None
 
     def path(self) -> Path:
         """Where the weights are."""
@@ -59,6 +61,8 @@ class Pretrained:
     def read(self, image_shape: Shape) -> Prior:
         """The prior, if it fits images of this shape."""
         prior = read_prior(self.path())
+        if self.resize:
+            prior = replace(prior, info={**prior.info, "resize": True})
         if prior.tied_to is not None:
             raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
         if prior.image_shape[1:] != tuple(image_shape[1:]) and not self.resize:

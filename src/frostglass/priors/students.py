@@ -28,7 +28,7 @@ from frostglass.runtime import (
     under_prefix,
     with_prefix,
 )
-from frostglass.types import Images, Shape, Target, View
+from frostglass.types import Capability, Images, Shape, Target, View
 
 CHUNK = 256  # pictures shown at once where nothing is learned from them
 EFFICIENT = tuple({"model": f"timm:efficientnet_b{number}"} for number in range(3))
@@ -78,6 +78,10 @@ class Students:
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     tied: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Capability:
+        return "gradients" if self.statistics else "scores"
 
     def __post_init__(self) -> None:
         if not self.students and not self.statistics:

@@ -15,7 +15,7 @@ from frostglass.files import Work
 from frostglass.priors.base import Prior, identity_hashes, priors
 from frostglass.priors.gan import SHEET, Schedule, train_in_turns
 from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
-from frostglass.types import Images, Shape, View
+from frostglass.types import Capability, Images, Shape, View
 
 DiversityForm = Literal["norm", "mean"]
 
@@ -65,6 +65,10 @@ class Wgan:
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
+
+    @property
+    def needs(self) -> Capability | None:
+        return "gradients" if self.tied else None
 
     @property
     def tied(self) -> bool:
