@@ -302,7 +302,7 @@ def test_people_whose_search_broke_off_are_named(tmp_path, monkeypatch):
     assert audit["partial"] == [done.audits[0].split.classes[label] for label in (1, 3)]
     warned = [text for text in audit["controls"]["warnings"] if text.startswith("partial")]
     assert warned == [
-        "partial: the search broke off for 2 of 4 people (a loss that was not finite, or no start was found), whose pictures say little"
+        "partial: the search broke off for 2 of 4 people and 4 of 8 pictures (a loss that was not finite, or no start was found), which say little"
     ]
     assert done.audits[0].found.images.isfinite().all()
     monkeypatch.undo()
