@@ -295,4 +295,4 @@ def test_students_that_insist_on_a_layout_are_asked_all_the_same():
 def test_another_error_of_a_module_is_not_taken_for_a_layout():
     made = Target(module=Reshaped("flatten"), classes=tuple("abcd"), image_shape=(3, 8, 8), head="head", key="wrong")
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        invert(Gmi(steps=1), made.view(["gradients"]), prior(), seed=0, work=NoWork())
+        invert(Gmi(steps=1), made.view(["gradients"]), replace(prior(), info={"resize": True}), seed=0, work=NoWork())
