@@ -312,7 +312,7 @@ def test_cost_is_at_most_the_budget(monkeypatch):
     monkeypatch.setattr(cost, "_training_seconds", lambda *_: 0.004)
     exp = SimpleNamespace(data=SimpleNamespace(image_shape=(1, 1, 5)), judging=SimpleNamespace(identities=10), prior=None, target=None)
     text, seconds = cost._work("attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost._Once())
-    assert text == "10 people × 2 candidates × up to 1,000 queries"
+    assert text == "10 people × 2 candidates × up to 1,000 queries, and up to 256 to find starts"
     assert seconds == pytest.approx((10 * 2 * 1000 + 256) * 0.006 / 3)
     text, seconds = cost._work("attack", Gmi(candidates=2, keep=1, steps=30), (), exp, cost._Once())
     assert text == "10 people × 2 candidates × 30 steps"

@@ -265,7 +265,7 @@ def test_a_section_that_every_case_replaces_is_refused():
 
 @pytest.mark.parametrize("case", [{"attack": {"name": "gmi"}}, {"case": 3}, "KED-MI", {"case": ["a"]}])
 def test_a_case_without_a_name_is_refused(case):
-    with pytest.raises(ConfigError, match=r'grid\.case: expected tables such as \{ case = "KED-MI", prior = '):
+    with pytest.raises(ConfigError, match=r'grid\.case: expected tables with a name, such as \{ case = "KED-MI", prior = '):
         experiments({"grid": {"case": [case]}})
 
 

@@ -203,10 +203,15 @@ def test_what_a_run_would_refuse_is_found_beforehand():
     assert problem.startswith("target: dpsgd: delta must be below one over the 22 training pictures")
 
 
-def test_a_failure_names_the_model_of_the_grid(tmp_path):
-    wild = TOY | {"grid": {"defenses": [[], [{"name": "mid", "weight": 1e38}]]}}
+def test_a_failure_names_the_model_of_the_grid_and_leaves_the_others(tmp_path):
+    wild = [{"name": "mid", "weight": 1e38}]
+    done = run_all(TOY | {"grid": {"defenses": [wild, []]}}, Store(tmp_path))
+    assert done.labels == ("undefended",)
+    assert len(done.failed) == 1
+    assert done.failed[0].startswith("mid: cnn: the loss is not finite")
+    assert summary(done)["failed"] == list(done.failed)
     with pytest.raises(RunError, match=r"^mid: cnn: the loss is not finite"):
-        run_all(wild, Store(tmp_path))
+        run_all(TOY | {"grid": {"defenses": [wild], "seed": [1, 2]}}, Store(tmp_path))
 
 
 # Priors that are fitted to a target, and what else an attack brings along

@@ -2,16 +2,15 @@
 
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks.base import attacks
 from frostglass.attacks.descent import ADAPTIVE, Descent
 from frostglass.attacks.families import Diagonal, Family
+from frostglass.attacks.start import at_zero
 from frostglass.checks import parameters
 from frostglass.priors.base import Prior
-from frostglass.runtime import device_of
 from frostglass.types import View
 
 
@@ -61,4 +60,4 @@ class Kedmi(Descent):
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.mean == "normal":
             return super().centres(view, prior, labels, seed=seed)
-        return torch.zeros(len(labels), self.candidates, prior.latent, device=device_of(prior.generator))
+        return at_zero(prior, labels, self.candidates)

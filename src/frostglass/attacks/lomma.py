@@ -11,10 +11,10 @@ from frostglass.attacks.descent import ADAPTIVE, Descent, confidence
 from frostglass.attacks.dice import Dice
 from frostglass.attacks.families import Diagonal, Family, Point
 from frostglass.attacks.search import OptimizerName
+from frostglass.attacks.start import at_zero
 from frostglass.checks import parameters
 from frostglass.objective import LossName, loss_of
 from frostglass.priors.base import Prior
-from frostglass.runtime import device_of
 from frostglass.types import View
 
 ON_KEDMI = {"on": "kedmi", "optimizer": "adam", "candidates": 1, "draws": 5}
@@ -92,7 +92,7 @@ class Lomma(Descent):
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.on == "gmi":
             return super().centres(view, prior, labels, seed=seed)
-        return torch.zeros(len(labels), self.candidates, prior.latent, device=device_of(prior.generator))
+        return at_zero(prior, labels, self.candidates)
 
     def project(self, state: Tensor) -> Tensor:
         return state.clamp(-self.clamp, self.clamp) if self.on == "gmi" and self.clamp else state

@@ -17,6 +17,11 @@ def fresh(prior: Prior, labels: Tensor, candidates: int, *, seed: int, purpose: 
     ])  # fmt: skip
 
 
+def at_zero(prior: Prior, labels: Tensor, candidates: int) -> Tensor:
+    """The middle of the latent space for everybody, (I, K, latent): where distributions begin."""
+    return torch.zeros(len(labels), candidates, prior.latent, device=device_of(prior.generator))
+
+
 class Pool:
     """Latents drawn once and scored once for all classes; each identity starts from those its class likes best."""
 

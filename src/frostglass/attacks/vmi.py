@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal, cast
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -12,9 +11,9 @@ from frostglass.attacks.dice import Dice
 from frostglass.attacks.families import Distribution, Family, Gaussian, Mixture
 from frostglass.attacks.flow import Flow
 from frostglass.attacks.search import OptimizerName
+from frostglass.attacks.start import at_zero
 from frostglass.checks import parameters
 from frostglass.priors.base import Prior
-from frostglass.runtime import device_of
 from frostglass.types import View
 
 SIDE_BY_SIDE = 64  # pictures of all people that are searched together
@@ -82,7 +81,7 @@ class Vmi(Descent):
         return Mixture(prior.latent, self.components) if self.q == "mixture" else Flow(prior.latent, self.depth, self.levels, self.hidden)
 
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
-        return torch.zeros(len(labels), self.candidates, prior.latent, device=device_of(prior.generator))
+        return at_zero(prior, labels, self.candidates)
 
     def penalty(self, family: Family, state: Tensor, dice: Dice) -> Tensor | float:
         if not self.gamma:

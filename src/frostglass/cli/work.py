@@ -53,8 +53,10 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
     else:
         _print_scores(facts)
         print(f"report: {page}")
-    if result.vacuous:
-        raise RunError("VACUOUS: " + "; ".join(result.vacuous))
+    if result.failed or result.vacuous:
+        raise RunError(
+            "; ".join([*(f"FAILED: {reason}" for reason in result.failed), *(f"VACUOUS: {reason}" for reason in result.vacuous)])
+        )
 
 
 def _ready(settings: dict[str, Any], store: Path) -> list[tuple[str, Experiment]]:

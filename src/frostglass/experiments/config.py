@@ -180,7 +180,7 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     plain = {key: value for key, value in values.items() if key != "grid"}
     grid = _flat(values.get("grid", {}))
     if not isinstance(grid, Mapping) or not all(isinstance(choices, list) and choices for choices in grid.values()):
-        raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1]")
+        raise ConfigError("grid: expected a table of non-empty lists, for example grid.seed = [0, 1], or [[grid.case]] with two brackets")
     if "defenses" in plain and "defenses" in grid:
         raise ConfigError("defenses: given alone and in [grid], and only one can count: leave one of the two out")
     cases = [_case(value) for value in grid.get("case", [])]
@@ -218,8 +218,11 @@ def _flat(grid: Any) -> Any:
 
 def _case(value: Any) -> Mapping[str, Any]:
     """One entry of grid.case: a name, and the sections that belong together under it, such as an attack and its prior."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("case"), str):
-        raise ConfigError(f'grid.case: expected tables such as {{ case = "KED-MI", prior = {{ ... }}, attack = {{ ... }} }}, got {value!r}')
+    if not isinstance(value, Mapping) or not isinstance(value.get("case"), str) or not value["case"]:
+        what = f"one without a name ({', '.join(value)})" if isinstance(value, Mapping) else repr(value)
+        raise ConfigError(
+            f'grid.case: expected tables with a name, such as {{ case = "KED-MI", prior = {{ ... }}, attack = {{ ... }} }}, got {what}'
+        )
     return value
 
 

@@ -214,7 +214,8 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
         searches, (what, pictures) = people * config.candidates, config.effort()
         # Without gradients a look is a forward pass, a third of the work.
         seconds = (searches * pictures + config.asked_once) * each / (1 if "gradients" in config.access else 3)
-        return f"{people} people × {config.candidates} candidates × {what}", seconds
+        once_for_all = f", and up to {config.asked_once:,} to find starts" if config.asked_once else ""
+        return f"{people} people × {config.candidates} candidates × {what}{once_for_all}", seconds
     if name == "scores":
         return f"{people * exp.attack.keep} pictures", 2.0 + private / 2000
     return "", 0.5

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from frostglass.errors import RunError
-from frostglass.experiments.config import Experiment, experiments
+from frostglass.experiments.config import experiments
 from frostglass.experiments.controls import worst_identities
 from frostglass.experiments.pipeline import Audit, run
 from frostglass.experiments.store import Store
@@ -29,12 +29,13 @@ PACKAGES = ("frostglass", "torch", "torchvision", "timm", "lightning-fabric", "n
 
 @dataclass(frozen=True)
 class Run:
-    """The audits of one config, in grid order."""
+    """The audits of one config, in grid order; `failed` says which are missing, and why."""
 
     name: str
     settings: Mapping[str, Any]
     labels: tuple[str, ...]
     audits: tuple[Audit, ...]
+    failed: tuple[str, ...] = ()
 
     @property
     def vacuous(self) -> list[str]:
@@ -45,10 +46,20 @@ class Run:
 
 
 def run_all(settings: Mapping[str, Any], store: Store) -> Run:
-    """Run every experiment of a config; steps they share run once."""
+    """Run every experiment of a config; steps they share run once. One that fails does not take the others along, unless there are none."""
     chosen = experiments(settings)
-    audits = tuple(_run_named(label, experiment, store, several=len(chosen) > 1) for label, experiment in chosen)
-    return Run(chosen[0][1].name, settings, tuple(label for label, _ in chosen), audits)
+    done: dict[str, Audit] = {}
+    failed: list[str] = []
+    for label, experiment in chosen:
+        try:
+            done[label] = run(experiment, store)
+        except RunError as error:
+            if len(chosen) == 1:
+                raise
+            failed.append(f"{label}: {error}")
+    if not done:
+        raise RunError("; ".join(failed))
+    return Run(chosen[0][1].name, settings, tuple(done), tuple(done.values()), tuple(failed))
 
 
 def versions() -> dict[str, str]:
@@ -57,14 +68,6 @@ def versions() -> dict[str, str]:
     with suppress(metadata.PackageNotFoundError):
         installed["opacus"] = metadata.version("opacus")
     return installed
-
-
-def _run_named(label: str, experiment: Experiment, store: Store, *, several: bool) -> Audit:
-    """Run one experiment; a failure says which of the grid it was."""
-    try:
-        return run(experiment, store)
-    except RunError as error:
-        raise RunError(f"{label}: {error}" if several else str(error)) from error
 
 
 def write_run(result: Run, folder: Path) -> Path:
@@ -91,6 +94,7 @@ def summary(result: Run) -> dict[str, Any]:
         "evaluators": [_target(evaluator) for evaluator in first.evaluators],
         "audits": [_audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)],
         "vacuous": result.vacuous,
+        "failed": list(result.failed),
     }
 
 

@@ -63,7 +63,11 @@ class Prior:
         if not self.condition:
             return self.generator(latents)
         if labels is None or (self.condition == "hint" and self.hints is None):
-            missing = "labels" if labels is None else "hints: bind them with dataclasses.replace(prior, hints=...)"
+            missing = (
+                "labels"
+                if labels is None
+                else "hints: bind them with dataclasses.replace(prior, hints=frostglass.priors.context.hints_of(prior.info, pictures))"
+            )
             raise ConfigError(f"the generator makes pictures of a given {self.condition}, and got no {missing}")
         return self.generator(latents, labels if self.hints is None else self.hints[labels])
 
