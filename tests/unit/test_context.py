@@ -258,7 +258,7 @@ def test_file_round_trip(tmp_path):
     table = hints_of(read.info, pictures)
     assert torch.equal(table, hints_of(made.info, pictures))
     assert torch.equal(table, hinted(pictures, "blur", GREY, 0.05))
-    with pytest.raises(ConfigError, match=r"got no hints: bind them with dataclasses.replace\(prior, hints=...\)"):
+    with pytest.raises(ConfigError, match=r"got no hints: bind them with"):
         read.images(torch.zeros(1, 5), torch.tensor([0]))
     bound = replace(read, hints=table)
     latents = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))

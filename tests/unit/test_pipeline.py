@@ -210,7 +210,7 @@ def test_a_failure_names_the_model_of_the_grid_and_leaves_the_others(tmp_path):
     assert len(done.failed) == 1
     assert done.failed[0].startswith("mid: cnn: the loss is not finite")
     assert summary(done)["failed"] == list(done.failed)
-    with pytest.raises(RunError, match=r"^mid: cnn: the loss is not finite"):
+    with pytest.raises(RunError, match=r"^mid, seed=1: cnn: the loss is not finite"):
         run_all(TOY | {"grid": {"defenses": [wild], "seed": [1, 2]}}, Store(tmp_path))
 
 
