@@ -17,7 +17,7 @@ from frostglass.errors import ConfigError, DataError
 from frostglass.files import Work
 from frostglass.priors.base import Condition, Prior, identity_hashes, priors
 from frostglass.priors.gan import SHEET, Schedule, train_in_turns
-from frostglass.priors.wgan import diversity, draw, gradient_penalty
+from frostglass.priors.wgan import build_critic, diversity, draw, gradient_penalty
 from frostglass.runtime import default_device, frozen, generator_for, seeded
 from frostglass.types import Capability, Images, Shape, View
 
@@ -205,8 +205,8 @@ class Critics(nn.Module):
     def __init__(self, width: int, image_shape: Shape):
         super().__init__()
         self.side = image_shape[1]
-        self.whole = _critic(image_shape[0], self.side, width)
-        self.part = _critic(image_shape[0], self.side // 2, width)
+        self.whole = build_critic(width, image_shape[0], self.side)
+        self.part = build_critic(width, image_shape[0], self.side // 2)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.whole(images)
@@ -216,15 +216,6 @@ class Critics(nn.Module):
         half = self.side // 2
         top, left = torch.randint(self.side - half + 1, (2,), generator=dice).tolist()
         return ..., slice(top, top + half), slice(left, left + half)
-
-
-def _critic(channels: int, side: int, width: int) -> nn.Sequential:
-    """The critic of the wgan prior, also for pictures of 8 pixels."""
-    widths = [width * 2**stage for stage in range(side.bit_length() - 3)]
-    layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
-    for narrow, wide in itertools.pairwise(widths):
-        layers += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
 
 
 def hinted(images: Tensor, hint: Hint, fill: Sequence[float], blur: float = 0.1) -> Tensor:

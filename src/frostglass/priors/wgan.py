@@ -78,13 +78,7 @@ class Wgan:
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
         """Generator and critic for one image shape, freshly initialised."""
         generator = build_generator(self.latent, self.width, image_shape)
-        stages = image_shape[1].bit_length() - 3
-        widths = [(self.critic_width or self.width) * 2**stage for stage in range(stages)]
-        critic: list[nn.Module] = [nn.Conv2d(image_shape[0], widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
-        for narrow, wide in itertools.pairwise(widths):
-            critic += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
-        critic += [nn.Conv2d(widths[-1], 1, 4), nn.Flatten()]
-        return generator, nn.Sequential(*critic)
+        return generator, build_critic(self.critic_width or self.width, image_shape[0], image_shape[1])
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
@@ -150,6 +144,15 @@ def build_generator(latent: int, width: int, image_shape: Shape) -> nn.Sequentia
     for wide, narrow in itertools.pairwise(widths):
         layers += [nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
     return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid())
+
+
+def build_critic(width: int, channels: int, side: int) -> nn.Sequential:
+    """The published critic of square pictures down to 4×4, its first stage `width` channels wide; 32 and 64 pixels are published."""
+    widths = [width * 2**stage for stage in range(side.bit_length() - 3)]
+    layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
+    for narrow, wide in itertools.pairwise(widths):
+        layers += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
 
 
 def diversity(features: Tensor, others: Tensor, latents: Tensor, other_latents: Tensor, form: DiversityForm) -> Tensor:
