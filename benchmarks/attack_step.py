@@ -19,7 +19,7 @@ from frostglass.models.build import build
 from frostglass.models.taps import find_head
 from frostglass.priors.base import Prior, identity_hashes
 from frostglass.priors.wgan import Wgan
-from frostglass.runtime import channels_last, frozen
+from frostglass.runtime import channels_last, folded, frozen
 from frostglass.types import Target
 
 SHAPE, STEPS, LIMIT, CLASSES, LATENT = (3, 32, 32), 10, 1.15, 40, 100
@@ -39,7 +39,8 @@ def measure() -> Iterator[str]:
         features=features,
     )
     target = Target(module=module, classes=tuple(map(str, range(CLASSES))), image_shape=SHAPE, head=find_head(module, SHAPE))
-    with frozen(generator, critic, module, student), channels_last(generator, critic, module, student):
+    networks = generator, critic, module, student
+    with frozen(*networks), channels_last(*networks), folded(*networks):
         for attack, rows, floor in _recipes(generator, critic, module, student):
             recipe = attack.recipe(target.view(["gradients"]), prior, seed=0)
             labels, draws = torch.arange(rows) % CLASSES, torch.arange(rows) // CLASSES

@@ -17,7 +17,7 @@ from frostglass.priors.base import Prior, identity_hashes
 from frostglass.priors.wgan import Wgan
 from frostglass.types import Target
 
-SHAPE, PEOPLE, SEEDS, STEPS, WANTED = (3, 64, 64), 60, 2, 2, 1.7  # 60 people share a batch in the official code
+SHAPE, PEOPLE, SEEDS, STEPS, WANTED = (3, 64, 64), 60, 5, 3, 1.7  # 60 people share a batch in the official code, and 5 seeds follow each other
 
 
 def measure() -> Iterator[str]:

@@ -198,3 +198,13 @@ def test_an_evaluator_like_the_target_is_no_second_opinion():
     alike["evaluators"][0].info["model"] = "cnn"
     controls = judge(rows(HIT, HIT), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **alike)
     assert "evaluator 1 has the target's architecture (cnn)" in " ".join(controls.warnings)
+
+
+def test_a_prior_of_unknown_people_is_a_warning():
+    known, unknown = (
+        judge(rows(HIT, HIT), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, strangers=strangers, **judged(0.99, 0.98))
+        for strangers in (True, False)
+    )
+    assert set(unknown.warnings) - set(known.warnings) == {
+        "whom the prior was trained on is not known: if the attacked people are among them, this overstates what the model leaks"
+    }

@@ -32,7 +32,7 @@ def test_the_rules_are_the_published_recursions(rule):
 
 
 def test_projection_holds_after_every_step():
-    pace = Pace(40, 0.5, "nesterov", project=lambda z: z.clamp(-1, 1))
+    pace = Pace(40, 0.5, "nesterov", project=lambda z, start: z.clamp(-1, 1))
     assert torch.equal(searched(torch.zeros(2, 3), lambda z: -z.sum(1), pace).state, torch.ones(2, 3))
 
 
@@ -45,7 +45,7 @@ def test_closed_form_world_reaches_the_known_optimum():
         return logit(view.logits(prior.images(z)), y), torch.zeros(len(z))
 
     dice = Dice.of(0, "tests", labels, torch.zeros(3, dtype=torch.long))
-    pace = Pace(60, 0.1, "adam", project=lambda z: z.clamp(-1, 1))
+    pace = Pace(60, 0.1, "adam", project=lambda z, start: z.clamp(-1, 1))
     found = descend(view, torch.zeros(3, 5, dtype=torch.double), labels, dice, objective, pace)
     assert torch.equal(found.state, target.module[1].weight.sign())
     assert view.queries == 3 * 60  # rows that fill a batch up are not counted

@@ -1,5 +1,6 @@
 """An attack is a recipe of three parts, start, search and reading, run identity by identity through one function."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from frostglass.files import Work
 from frostglass.objective import margin
 from frostglass.priors.base import Prior
 from frostglass.registry import Registry
-from frostglass.runtime import channels_last, device_of, frozen, generator_for
+from frostglass.runtime import channels_last, device_of, folded, frozen, generator_for
 from frostglass.types import Capability, Reconstructions, View
 
 attacks = Registry("attack", "frostglass.attacks")
+ROUNDING = 1e-4  # of the largest number a network puts out: more than float32 loses in a deep network, less than a wrong layer makes
 
 
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
@@ -33,13 +35,16 @@ class Recipe:
     """The parts of one attack, bound to a view and a prior.
 
     `start(labels)` gives what is searched, (I, R, ...), for all attacked identities at once. `search(state, labels, draws)` improves rows (N, ...), each on
-    its own, where `draws` (N,) numbers the rows of an identity. `read(state, labels, draws)` takes latents (N, D, latent) from each row: itself, or
-    draws from the distribution it stands for.
+    its own, where `draws` (N,) numbers the rows of an identity. `read(state, labels, draws)` takes latents (N, D, ...) from each row: itself, or
+    draws from the distribution it stands for. `show(latents, labels)` makes pictures in [0, 1] of latents (N, ...), the prior's own if not given. Of a
+    latent the first `kept` numbers are kept with the picture, all if not given.
     """
 
     start: Callable[[Tensor], Tensor]
     search: Callable[[Tensor, Tensor, Tensor], Found]
     read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
+    show: Callable[[Tensor, Tensor], Tensor] | None = None
+    kept: int | None = None
 
 
 class Attack:
@@ -99,7 +104,7 @@ def invert(
         raise ConfigError(
             f"target and prior must be on one device, got {device_of(view.module)} and {device_of(prior.generator)}: move one with .to()"
         )
-    with frozen(view.module, *prior.modules), channels_last(*_any_layout(view, prior)):
+    with frozen(view.module, *prior.modules), channels_last(*_any_layout(view, prior)), folded(*_true_when_folded(view, prior)):
         found = _run(attack, view.averaged(attack.samples), prior, wanted, seed=seed, work=work or Work.scratch())
     if found.partial is not None and found.partial.all():
         raise RunError(
@@ -114,19 +119,34 @@ def _any_layout(view: View, prior: Prior) -> list[nn.Module]:
 
     Only a trial can tell.
     """
-    networks, device = [view.module, *prior.modules], device_of(view.module)
+    networks = [view.module, *prior.modules]
     try:
-        with channels_last(*networks), torch.no_grad():
-            made = prior.images(torch.zeros(2, prior.latent, device=device), torch.zeros(2, dtype=torch.long, device=device))
-            for judge in prior.modules[1:]:
-                judge(made)
-            blank = torch.zeros(2, *view.image_shape, device=device)
-            view.module(blank.contiguous(memory_format=torch.channels_last))
+        with channels_last(*networks):
+            _answers(view, prior, torch.channels_last)
     except RuntimeError as error:
         if "view size is not compatible" not in str(error):
             raise
         return []
     return networks
+
+
+def _true_when_folded(view: View, prior: Prior) -> list[nn.Module]:
+    """All networks, or none if one of them answers otherwise with its batch norms folded, as one may that picks layers out of their row; a trial tells."""
+    networks = [view.module, *prior.modules]
+    plain = _answers(view, prior)
+    with folded(*networks):
+        answers = zip(_answers(view, prior), plain, strict=True)
+        alike = all((answer - usual).abs().max() <= ROUNDING * usual.abs().max() for answer, usual in answers)
+    return networks if alike else []
+
+
+def _answers(view: View, prior: Prior, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
+    """What every network puts out for the same two latents or pictures, always the same ones; not counted as queries, because nobody learns from it."""
+    dice, device = generator_for(0, "trial"), device_of(view.module)
+    with torch.no_grad():
+        made = prior.images(prior.draw(dice, dice), torch.zeros(2, dtype=torch.long, device=device))
+        pictures = torch.rand(2, *view.image_shape, generator=dice).to(device).contiguous(memory_format=layout)
+        return [made, *(judge(made) for judge in prior.modules[1:]), view.module(pictures)]
 
 
 def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:
@@ -135,7 +155,7 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     starts = recipe.start(wanted)  # all at once: what they ask the target is then counted once, however often a run is resumed
     queries, seconds = view.queries - before, time.perf_counter() - began
     shards = []
-    size = max(1, attack.rows // starts.shape[1])
+    size = _identities(attack, starts.shape[1])
     groups = list(zip(wanted.split(size), starts.split(size), strict=True))
     for number, (labels, start) in enumerate(groups):
         name = f"shard-{number:05d}"
@@ -152,21 +172,29 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
     return Reconstructions(**joined, queries=queries, seconds=seconds)  # type: ignore[arg-type]
 
 
+def _identities(attack: Attack, rows: int) -> int:
+    """How many identities of so many rows make a shard: enough for a batch, or up to twice as many where less filling is then needed for each."""
+    least = max(1, attack.rows // rows)
+    return min(range(least, 2 * least), key=lambda count: len(filled(count * rows, attack.lanes)) / count)
+
+
 def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:
     identities, rows = start.shape[:2]
     each = labels.repeat_interleave(rows).to(start.device)
     draws = torch.arange(rows, device=start.device).repeat(identities)
-    batch, together = len(filled(attack.batch)), len(filled(attack.rows, attack.lanes))
+    batch, most = len(filled(attack.batch)), len(filled(attack.rows, attack.lanes))
+    searches = math.ceil(len(each) / most)  # of about one size
+    together = len(filled(math.ceil(len(each) / searches), attack.lanes))
     parts = []
     for state, y, draw in zip(start.flatten(0, 1).split(together), each.split(together), draws.split(together), strict=True):
         found = recipe.search(state, y, draw)
         latents = recipe.read(found.state, y, draw)
-        pictures, score, confidence = _read_out(view, prior, latents, y, batch)
+        pictures, score, confidence = _read_out(view, recipe.show or prior.images, latents, y, batch)
         score = score if found.score is None else found.score[:, None].expand_as(score)
         whole = found.whole[:, None] & score.isfinite() & confidence.isfinite()
         score = torch.where(whole, score, -torch.inf)  # what broke off is kept only where there is nothing else
         steps = found.steps[:, None].expand_as(score)
-        parts.append((score, latents, pictures, confidence, steps, whole))
+        parts.append((score, latents[..., : recipe.kept], pictures, confidence, steps, whole))
     columns = [torch.cat(column).unflatten(0, (identities, rows)).flatten(1, 2) for column in zip(*parts, strict=True)]
     numbers = torch.arange(columns[0].shape[1], device=start.device).expand(identities, -1)
     latents, pictures, confidence, steps, whole, numbers = best(columns[0], attack.keep, *columns[1:], numbers)
@@ -182,12 +210,14 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
     return {"labels": labels, **{name: column.cpu() for name, column in found_here.items()}}
 
 
-def _read_out(view: View, prior: Prior, latents: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, ...]:
-    """Pictures of latents (N, D, latent) with the score by which they are kept and the target's confidence, (N, D) each."""
+def _read_out(
+    view: View, show: Callable[[Tensor, Tensor], Tensor], latents: Tensor, labels: Tensor, batch: int
+) -> tuple[Tensor, ...]:
+    """Pictures of latents (N, D, ...) with the score by which they are kept and the target's confidence, (N, D) each."""
 
     def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            pictures = prior.images(z, y)
+            pictures = show(z, y)
             return pictures, *_liking(view, pictures, y)
 
     each = labels.repeat_interleave(latents.shape[1])
@@ -222,7 +252,7 @@ def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[
         found.append("no identity to attack: give at least one label")
     elif int(wanted.min()) < 0 or int(wanted.max()) >= view.classes:
         found.append(f"labels must lie in 0..{view.classes - 1}, got {int(wanted.min())}..{int(wanted.max())}")
-    if prior.image_shape != tuple(view.image_shape) and not prior.info.get("resize"):
+    if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get("resize"):  # colour and grey serve each other
         made, taken = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
         found.append(
             f"the prior makes pictures of {made}, the target takes {taken}: train a prior on such pictures, or set prior.resize to true"

@@ -1,7 +1,8 @@
 """What all attacks share that follow the target's gradients: parameters, objective and search, with a slot for what sets each apart."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -41,7 +42,7 @@ class Descent(Attack):
         aim: the confidence that loss "aim" wants; 0.8825 is exp(-1/8), what CALoR trains for.
         weight: w_t, the weight of the class loss. critic_weight: w_c, the weight of the prior's critic; 0 needs no critic.
         coupling: both are divided by this, as a mean over a batch of that size divides them.
-        optimizer: "nesterov", "momentum" or "adam". momentum: of the first two.
+        optimizer: "nesterov", "momentum" or "adam". momentum: of the first two. betas: of Adam.
         lr: step size. steps: iterations.
         patience: a candidate that convinces the target and whose confidence has been flat for this many steps leaves the batch at the next multiple of 10; 0 uses all
             steps, as published.
@@ -61,6 +62,7 @@ class Descent(Attack):
     optimizer: OptimizerName = "adam"
     lr: Annotated[float, Field(gt=0)] = 0.02
     momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     steps: Annotated[int, Field(ge=0)] = 1500
     patience: Annotated[int, Field(ge=0)] = 0
     flat: Annotated[float, Field(ge=0, le=1)] = 0.01
@@ -87,6 +89,11 @@ class Descent(Attack):
     def looks(self) -> int:
         """How many pictures each row makes at one step."""
         return 1
+
+    @property
+    def ramp(self) -> Callable[[float], float] | None:
+        """What the step size is multiplied by after a share of the steps."""
+        return None
 
     @property
     def views(self) -> int:
@@ -126,14 +133,22 @@ class Descent(Attack):
         """What else rows are punished for, one value a row."""
         return 0.0
 
-    def project(self, state: Tensor) -> Tensor:
-        """Where rows may be, applied after each step."""
+    def project(self, state: Tensor, start: Tensor) -> Tensor:
+        """Where rows that began at `start` may be, applied after each step."""
         return state
+
+    def pictures(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
+        """What latents (N, ...) look like; values a little outside [0, 1] are cut off only in pictures that are kept."""
+        return prior.images(latents, labels)
+
+    def ranks(self, view: View, prior: Prior, state: Tensor, labels: Tensor, dice: Dice) -> Tensor | None:
+        """By what candidates are kept in the end, one value a row, larger is better; None is the target's margin."""
+        return None
 
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
-        pace = Pace(self.steps, self.lr, self.optimizer, self.momentum, self.patience, self.flat, self.project)
+        pace = Pace(self.steps, self.lr, self.optimizer, self.momentum, self.patience, self.flat, self.project, self.betas, self.ramp)
 
         def start(labels: Tensor) -> Tensor:
             centres = self.centres(view, prior, labels, seed=seed)
@@ -142,7 +157,7 @@ class Descent(Attack):
         def objective(state: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
             latents = family.sample(state, dice.normal(self.looks, family.noise))
             each = labels.repeat_interleave(self.looks)
-            pictures = prior.images(latents.flatten(0, 1), each)
+            pictures = self.pictures(prior, latents.flatten(0, 1), each)
             value, sure = self.identity(shown, prior, pictures, each, dice)
             value = self.weight * value
             if self.critic_weight:
@@ -151,14 +166,18 @@ class Descent(Attack):
             return value + self.penalty(family, state, dice), sure.unflatten(0, (-1, self.looks)).mean(1)
 
         def search(state: Tensor, labels: Tensor, draws: Tensor) -> Found:
-            return descend(shown, state, labels, Dice.of(seed, "search", labels, draws), objective, pace, lanes=self.lanes)
+            found = descend(shown, state, labels, Dice.of(seed, "search", labels, draws), objective, pace, lanes=self.lanes)
+            return replace(found, score=self.ranks(view, prior, found.state, labels, Dice.of(seed, "rank", labels, draws)))
 
         def read(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
             noise = Dice.of(seed, "read", labels, draws).normal(self.read_from_each, family.noise)
             with torch.no_grad():
                 return family.sample(state, noise)
 
-        return Recipe(start, search, read)
+        def show(latents: Tensor, labels: Tensor) -> Tensor:
+            return self.pictures(prior, latents, labels).clamp(0, 1)
+
+        return Recipe(start, search, read, show)
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

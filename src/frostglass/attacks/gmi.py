@@ -60,5 +60,5 @@ class Gmi(Descent):
             return Pool(view, prior, self.pool, seed=seed).best(labels, self.candidates)
         return super().centres(view, prior, labels, seed=seed)
 
-    def project(self, state: Tensor) -> Tensor:
+    def project(self, state: Tensor, start: Tensor) -> Tensor:
         return state.clamp(-self.clamp, self.clamp) if self.clamp else state

@@ -94,7 +94,7 @@ class Lomma(Descent):
             return super().centres(view, prior, labels, seed=seed)
         return at_zero(prior, labels, self.candidates)
 
-    def project(self, state: Tensor) -> Tensor:
+    def project(self, state: Tensor, start: Tensor) -> Tensor:
         return state.clamp(-self.clamp, self.clamp) if self.on == "gmi" and self.clamp else state
 
     def identity(self, view: View, prior: Prior, pictures: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from frostglass.attacks.dice import LANES, Dice, filled
 from frostglass.types import View
 
+Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, Dice], tuple[Tensor, Tensor]]
 CONVINCED = 0.5  # confidence below which no search is called done
@@ -34,7 +35,8 @@ class Found:
 class Pace:
     """How far and how fast rows go.
 
-    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv; `adam` has torch's default betas. A row is done before its
+    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv; `adam` has `betas`. `project(state, start)` says where rows
+    may be, `ramp(t)` what the step size is multiplied by after the share t of the steps. A row is done before its
     `steps` are, if `patience` is not 0, once its confidence has stayed within `flat` for that many steps, seen at the next multiple of 10; a row that has not
     convinced the target goes on to the end, because a confidence near 0 is flat too.
     """
@@ -45,11 +47,13 @@ class Pace:
     momentum: float = 0.9
     patience: int = 0
     flat: float = 0.01
-    project: Callable[[Tensor], Tensor] = lambda state: state
+    project: Callable[[Tensor, Tensor], Tensor] = lambda state, start: state
+    betas: Betas = (0.9, 0.999)
+    ramp: Callable[[float], float] | None = None
 
     def rule(self, state: Tensor) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
-            return torch.optim.Adam([state], lr=self.lr)
+            return torch.optim.Adam([state], lr=self.lr, betas=self.betas)
         return torch.optim.SGD([state], lr=self.lr, momentum=self.momentum, nesterov=self.optimizer == "nesterov")
 
 
@@ -69,9 +73,11 @@ def descend(view: View, start: Tensor, labels: Tensor, dice: Dice, objective: Ob
         loss, sure = objective(state, labels[rows][filled(real, lanes)], rolled)
         view.queries = before + (view.queries - before) * real // full
         (state.grad,) = torch.autograd.grad(loss.sum(), state)
+        if pace.ramp:
+            rule.param_groups[0]["lr"] = pace.lr * pace.ramp((step - 1) / pace.steps)
         rule.step()
         with torch.no_grad():
-            state.copy_(pace.project(state))
+            state.copy_(pace.project(state, start[rows][filled(real, lanes)]))
         sure = sure.detach()[:real].float()
         moved = ((sure - level[rows]).abs() > pace.flat) | (sure < CONVINCED)
         level[rows] = torch.where(moved, sure, level[rows])

@@ -8,6 +8,7 @@ import torch
 from frostglass.metrics.base import Rows, Score
 from frostglass.types import Target
 
+UNKNOWN_PEOPLE = "whom the prior was trained on is not known: if the attacked people are among them, this overstates what the model leaks"
 # Beyond these limits an audit carries a warning, and a report asks for attention.
 WEAK_EVALUATOR = 0.9  # held-out accuracy below which an evaluator's verdicts are weak
 DISAGREEMENT = 0.25  # share of reconstructions that only one evaluator accepts
@@ -53,10 +54,12 @@ def judge(
     evaluators: Sequence[Target],
     partial: int = 0,
     broken: int = 0,
+    strangers: bool = True,
 ) -> Controls:
     """Weigh an attack's rows against prior-only rows and the positive control's (attack, prior-only) rows.
 
-    `broken` pictures come from searches that broke off; of `partial` people there are no others.
+    `broken` pictures come from searches that broke off; of `partial` people there are no others. `strangers` is False if nobody knows whether the prior saw the
+    attacked people.
     """
     control_lift = lift(*control) if control else ()
     right, chance = _held_out(target), 1 / len(target.classes)
@@ -93,6 +96,7 @@ def judge(
         manifold=manifold,
         vacuous=vacuous,
         warnings=(
+            *([] if strangers else [UNKNOWN_PEOPLE]),
             *_alike(target, evaluators),
             *_broken_off(partial, broken, rows),
             *_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators]),

@@ -69,7 +69,7 @@ def run(experiment: Experiment, store: Store) -> Audit:
     partial, broken = (0 if column is None else int(column.sum()) for column in (made.found.partial, made.found.broken))
     controls = judge(
         made.rows, made.prior_rows, made.control, margin=experiment.judging.margin, target=made.target, evaluators=made.evaluators,
-        partial=partial, broken=broken,
+        partial=partial, broken=broken, strangers="saw" not in made.prior.info,
     )  # fmt: skip
     return Audit(
         experiment, made.split, made.target, made.evaluators, made.prior, made.found, made.rows, made.prior_rows, controls, made.undefended
@@ -243,6 +243,6 @@ def _load_rows(folder: Path) -> Rows:
 SPLIT = Step("split", 1, _split, save_split, load_split)
 TARGET = Step("target", 2, _train, save_target, _load_target, facts=lambda target: target.info.get("facts", {}))
 PRIOR = Step("prior", 2, _make_prior, _save_prior, _load_prior)
-ATTACK = Step("attack", 3, _invert, _save_found, _load_found)
+ATTACK = Step("attack", 4, _invert, _save_found, _load_found)
 PRIOR_ONLY = Step("prior_only", 2, _prior_only, _save_found, _load_found)
 SCORES = Step("scores", 2, _score, _save_rows, _load_rows)
