@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test slow lint typecheck bench prior clean
+.PHONY: install demo test slow lint typecheck bench prior styles clean
 
 install: $(VENV)/installed
 
@@ -36,7 +36,10 @@ bench: install
 	@$(BIN)/python -m benchmarks
 
 prior: install
-	@$(BIN)/python examples/remake_faces_prior.py
+	@$(BIN)/python examples/remake_faces_prior.py faces32
+
+styles: install
+	@$(BIN)/python examples/remake_faces_prior.py styles32
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,9 @@
-"""Train the embedded `faces32` prior again: about an hour and a half on one core. Stopped and started again, it goes on.
+"""Train an embedded prior again, `faces32` (the default) or `styles32`: about an hour and a half on one core. Stopped and started again, it goes on.
 
-Writes src/frostglass/priors/weights/faces32.safetensors (half precision) and its sample sheet docs/images/faces32.png.
+Writes src/frostglass/priors/weights/NAME.safetensors (half precision) and its sample sheet docs/images/NAME.png.
 """
 
+import sys
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from frostglass.experiments.store import Store
 from frostglass.priors.base import Prior, write_prior
 
 ROOT = Path(__file__).parents[1]
+CONFIGS = {"faces32": "prior.toml", "styles32": "styles.toml"}
 
 
 def sheet(prior: Prior, rows: int = 6, columns: int = 16) -> Image.Image:
@@ -27,17 +29,17 @@ def sheet(prior: Prior, rows: int = 6, columns: int = 16) -> Image.Image:
     return image.resize((2 * image.width, 2 * image.height), Image.Resampling.NEAREST)
 
 
-def main() -> None:
+def main(name: str) -> None:
     torch.set_num_threads(1)  # the last bits of the result depend on the number of threads
-    exp = Experiment.parse(read_config(ROOT / "configs" / "faces" / "prior.toml"))
+    exp = Experiment.parse(read_config(ROOT / "configs" / "faces" / CONFIGS[name]))
     with Bars() as bars:
         store = Store(".frostglass", listener=bars)
         split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=exp.seed)
         prior = store.step(PRIOR, exp.prior, split.public, None, fingerprint(exp.prior), seed=exp.seed)
-    write_prior(prior, ROOT / "src" / "frostglass" / "priors" / "weights" / "faces32.safetensors", torch.float16)
+    write_prior(prior, ROOT / "src" / "frostglass" / "priors" / "weights" / f"{name}.safetensors", torch.float16)
     (ROOT / "docs" / "images").mkdir(parents=True, exist_ok=True)
-    sheet(prior).save(ROOT / "docs" / "images" / "faces32.png")
+    sheet(prior).save(ROOT / "docs" / "images" / f"{name}.png")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "faces32")

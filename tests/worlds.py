@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from frostglass.priors.base import Prior, identity_hashes
+from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.runtime import seeded
 from frostglass.types import Images, Split, Target
 
@@ -50,6 +51,14 @@ def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> P
         features=torch.stack([torch.zeros(128), torch.ones(128)]),
         key="prior",
     )
+
+
+def styled_prior(shape=SHAPE, seed: int = 0) -> Prior:
+    """An untrained small StyleGAN2 of three blocks, whose styles have a mean that is not zero."""
+    with seeded(seed, "tests", "styled"):
+        generator = Stylegan2(latent=8, style=8, channel_base=128, channel_max=8, resolution=16).networks(shape)[0].eval()
+    generator.network.mapping.w_avg.copy_(torch.linspace(-0.3, 0.4, 8))
+    return Prior(generator=generator, critic=None, latent=8, image_shape=shape, saw=identity_hashes([]), key="styled")
 
 
 def conditional_prior(condition: str) -> Prior:

@@ -9,15 +9,19 @@ from frostglass.attacks import base
 from frostglass.attacks.base import attacks, invert, prior_only
 from frostglass.errors import AccessError, ConfigError
 from frostglass.types import CAPABILITIES, Target, View
-from worlds import KilledError, MemoryWork, NoWork, conditional_prior, prior, target
+from worlds import KilledError, MemoryWork, NoWork, conditional_prior, prior, styled_prior, target
 
 # What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
 SMALL = {
     "brepmi": {"points": 12, "radius": 0.5, "budget": 700, "patience": 25, "candidates": 3, "keep": 2, "batch": 64},
     "gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1},
+    "ifgmi": {"steps": 6, "block_steps": (4, 3), "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
     "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
     "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
+    "mirror": {"steps": 6, "candidates": 3, "keep": 2, "pool": 40},
+    "mirror_genetic": {"pool": 40, "population": 12, "generations": 5, "stop": 1.0, "survivors": 3, "keep": 2, "batch": 64},
     "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
+    "ppa": {"steps": 6, "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
     "vmi": {"steps": 6, "points": 32, "draws": 3, "keep": 2, "lr": 0.05, "depth": 2, "levels": 2, "hidden": 8, "weight": 4.0},
 }
 
@@ -26,8 +30,13 @@ def small(name: str, **more):
     return attacks.get(name)(**(SMALL.get(name, {}) | more))
 
 
+def usable(name: str, **more):
+    """A prior that the attack can use: IF-GMI needs a generator in blocks."""
+    return styled_prior(**more) if name == "ifgmi" else prior(**more)
+
+
 def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
-    made, known = world or (target(), prior())
+    made, known = world or (target(), usable(attack.name))
     return invert(attack, made.view(attack.access), known, labels=labels, seed=seed, work=work or NoWork())
 
 
@@ -66,7 +75,7 @@ def test_company_changes_nothing(name):
 
 def test_restart_changes_nothing(name):
     attack = small(name, batch=2)
-    world = (target(), prior())
+    world = (target(), usable(name))
     whole = run(attack, world)
     work = MemoryWork(saves_before_death=2)
     with pytest.raises(KilledError):
@@ -91,7 +100,8 @@ def test_every_variant_runs_and_says_why(name, variant):
 
 @pytest.mark.parametrize("name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")])
 def test_who_finishes_early_changes_nothing_for_others(name):
-    steady = {"shown": 0} if name == "plgmi" else {}  # random views keep its confidence in motion
+    # Random views keep their confidence in motion; all stages of ifgmi together are longer.
+    steady = {"ifgmi": {"area": (1, 1), "block_steps": ()}, "plgmi": {"shown": 0}, "mirror": {"flip": 0.0}, "ppa": {"area": (1, 1)}}.get(name, {})
     early = {"steps": 80, "patience": 8, "flat": 0.3, **steady}
     whole = run(small(name, batch=100, **early))
     assert (whole.steps < 80).any()
@@ -109,7 +119,7 @@ def test_a_generator_that_is_given_something_gets_that_of_each_identity(name, co
     """Pictures of a class carry its mark, whoever shares the batch; attacks that cannot use such a prior say so."""
     attack = small(name)
     known = conditional_prior(condition)
-    if name == "brepmi":
+    if name == "brepmi" or getattr(attack, "pool", 0):
         with pytest.raises(ConfigError, match=f"this prior makes pictures of a given {condition}"):
             run(attack, (target(), known))
         return
@@ -126,13 +136,14 @@ def test_seed_matters_and_repeats(name):
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
-    made, known = target(), prior()
+    made, known = target(), usable(name)
     made.module.train()
     made.module[0].weight.grad = torch.ones_like(made.module[0].weight)
-    known.generator[0].weight.requires_grad_(False)
-    before = [copy.deepcopy(m.state_dict()) for m in (made.module, known.generator, known.critic)]
-    modes = [part.training for m in (made.module, known.generator, known.critic) for part in m.modules()]
-    flags = [p.requires_grad for m in (made.module, known.generator, known.critic) for p in m.parameters()]
+    next(known.generator.parameters()).requires_grad_(False)
+    networks = [made.module, *known.modules]
+    before = [copy.deepcopy(m.state_dict()) for m in networks]
+    modes = [part.training for m in networks for part in m.modules()]
+    flags = [p.requires_grad for m in networks for p in m.parameters()]
     rng = torch.get_rng_state()
     if failing:
         calls, outputs = [], Target.outputs
@@ -148,10 +159,10 @@ def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
             run(small(name), (made, known))
     else:
         run(small(name), (made, known))
-    after = [m.state_dict() for m in (made.module, known.generator, known.critic)]
+    after = [m.state_dict() for m in networks]
     assert all(torch.equal(a[k], b[k]) for a, b in zip(before, after, strict=True) for k in a)
-    assert modes == [part.training for m in (made.module, known.generator, known.critic) for part in m.modules()]
-    assert flags == [p.requires_grad for m in (made.module, known.generator, known.critic) for p in m.parameters()]
+    assert modes == [part.training for m in networks for part in m.modules()]
+    assert flags == [p.requires_grad for m in networks for p in m.parameters()]
     assert torch.equal(made.module[0].weight.grad, torch.ones_like(made.module[0].weight))
     assert torch.equal(rng, torch.get_rng_state())
     assert not made.module._forward_hooks
@@ -164,7 +175,7 @@ def test_only_granted_access_is_used(name, monkeypatch):
     (access,) = attack.access
     for weaker in CAPABILITIES[: CAPABILITIES.index(access)]:
         with pytest.raises(AccessError, match=f"grants {weaker} and not"):
-            invert(attack, target().view([weaker]), prior(), seed=0, work=NoWork())
+            invert(attack, target().view([weaker]), usable(name), seed=0, work=NoWork())
     asked = set()
 
     def noted(needed, ask):
@@ -179,7 +190,7 @@ def test_only_granted_access_is_used(name, monkeypatch):
 def test_beats_prior_only_draws_on_an_undefended_target(name):
     """More confidence of the target than the same number of blind draws, for every identity on average by a clear margin."""
     attack = small(name, **({"steps": 60} if "steps" in SMALL.get(name, {}) else {}))
-    made, known = target(), prior()
+    made, known = target(), usable(name)
     found, blind = run(attack, (made, known)), prior_only(known, range(4), attack.keep, seed=5)
     made.module.eval()
 
@@ -202,9 +213,9 @@ def test_a_prior_of_another_target_is_refused(name):
     from dataclasses import replace
 
     with pytest.raises(ConfigError, match="fitted to another target"):
-        run(small(name), (target(), replace(prior(), tied_to="someone else")))
+        run(small(name), (target(), replace(usable(name), tied_to="someone else")))
     with pytest.raises(ConfigError, match="fitted to a target of 7 classes, and this one has 4: train it again"):
-        run(small(name), (target(), replace(prior(), tied_to="target", classes=7)))
+        run(small(name), (target(), replace(usable(name), tied_to="target", classes=7)))
 
 
 def test_no_candidates_are_refused(name):
@@ -225,7 +236,7 @@ def test_a_prior_fitted_to_one_wrapped_model_is_refused_for_another(name):
     from dataclasses import replace
 
     one, other = (replace(target(seed=seed), key="") for seed in (0, 1))
-    fitted = replace(prior(), tied_to=one.view(["gradients"]).target_key, classes=4)
+    fitted = replace(usable(name), tied_to=one.view(["gradients"]).target_key, classes=4)
     assert run(small(name), (one, fitted)).images.isfinite().all()
     with pytest.raises(ConfigError, match="fitted to another target"):
         run(small(name), (other, fitted))
@@ -234,7 +245,7 @@ def test_a_prior_fitted_to_one_wrapped_model_is_refused_for_another(name):
 def test_a_prior_of_another_size_is_refused_unless_it_may_be_resized(name):
     from dataclasses import replace
 
-    large = prior(shape=(3, 24, 24))
+    large = usable(name, shape=(3, 24, 24))
     with pytest.raises(ConfigError, match="the prior makes pictures of 3×24×24, the target takes 3×16×16"):
         run(small(name), (target(), large))
     assert run(small(name), (target(), replace(large, info={"resize": True}))).images.shape[-1] == 24

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tv
 
 from frostglass.data.augment import (
+    CROP_DRAWS,
     DRAWS,
     augment,
     brightened,
     contrasted,
     covered,
+    cropped,
     grey,
     hue_turned,
     resized_crop,
@@ -310,3 +312,36 @@ def test_each_kind_of_view_uses_columns_of_its_own(name):
         if (viewed(picture, other, **setting) - viewed(picture, base, **setting)).abs().max() > 1e-3:
             changes.add(column)
     assert changes == uses[name]
+
+
+def test_cropped_against_a_slow_reference():
+    """Bilinear reading of a part of given width, height and middle, mirrored where the last draw says so."""
+    images = torch.rand(3, 2, 6, 8, generator=dice()).double() * 3 - 1
+    numbers = torch.rand(3, CROP_DRAWS, generator=dice()).double()
+    numbers[:, 4] = torch.tensor([0.2, 0.6, 0.4])
+    seen = cropped(images, numbers, area=(0.3, 0.8), ratio=(0.8, 1.25), mirror=0.5)
+    for n in range(3):
+        share, stretch, across, down, mirrored = numbers[n].tolist()
+        area, ratio = 0.3 + 0.5 * share, math.exp(math.log(0.8) + stretch * math.log(1.25 / 0.8))
+        wide, high = min(1.0, math.sqrt(area * ratio)), min(1.0, math.sqrt(area / ratio))
+        for row in range(6):
+            for column in range(8):
+                x, y = (2 * column + 1) / 8 - 1, (2 * row + 1) / 6 - 1
+                x = (2 * across - 1) * (1 - wide) + (-wide if mirrored < 0.5 else wide) * x
+                y = (2 * down - 1) * (1 - high) + high * y
+                x, y = min(max((x + 1) * 4 - 0.5, 0), 7), min(max((y + 1) * 3 - 0.5, 0), 5)
+                left, top = min(int(x), 6), min(int(y), 4)
+                right_part, lower = x - left, y - top
+                corners = images[n, :, top : top + 2, left : left + 2]
+                expected = (
+                    corners
+                    * torch.tensor(
+                        [[(1 - lower) * (1 - right_part), (1 - lower) * right_part], [lower * (1 - right_part), lower * right_part]]
+                    )
+                ).sum((1, 2))
+                assert torch.allclose(seen[n, :, row, column], expected, atol=1e-9)
+
+
+def test_cropped_leaves_values_and_whole_pictures_alone():
+    images = torch.rand(3, 2, 6, 8, generator=dice()) * 3 - 1
+    torch.testing.assert_close(cropped(images, torch.rand(3, CROP_DRAWS, generator=dice()), area=(1.0, 1.0)), images, atol=1e-5, rtol=0)

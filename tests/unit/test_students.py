@@ -233,7 +233,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="Students: base: Wgan: width: input should be greater than or equal to 4, got 3"):
         Students(base={"name": "wgan", "width": 3})
     for base in ({}, {"name": "students"}, {"name": 3}):
-        with pytest.raises(ConfigError, match=r"base: expected a table with a name, one of .*pretrained, wgan; got \{"):
+        with pytest.raises(ConfigError, match=r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; got \{"):
             Students(base=base)
     for table in ({}, {"model": 3}, {"model": "cnn", "width": 3}, {"model": "cnn", "options": 3}):
         with pytest.raises(ConfigError, match=r'students\[1\]: expected a table like \{ model = "cnn"'):

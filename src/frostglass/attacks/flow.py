@@ -46,7 +46,7 @@ class Flow:
     of that sample; here they start where infinitely many normals would put them, at the identity, only that the one nearest the latent
     shifts q to its centre. In the published code the half that leaves a level has a Gaussian whose mean and scale are linear in the half that
     stays; here it is N(0, I). ActNorms and output scales inside the coupling nets are left to the nets' weights. One flow makes the whole
-    latent (published with StyleGAN: one flow for each of its layers).
+    latent; for a flow at each layer of a StyleGAN see `layered.py`.
 
     Args:
         latent: length of the latent vector, at least 2.

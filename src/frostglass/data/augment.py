@@ -1,5 +1,7 @@
 """Random changes of training images: mirrored, moved, cropped, recoloured, covered in part."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,6 +10,7 @@ Jitter = tuple[float, float, float, float]
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 DRAWS = 9  # uniform numbers that `viewed` takes for each picture
+CROP_DRAWS = 5  # uniform numbers that `cropped` takes for each picture
 
 
 def augment(
@@ -90,6 +93,31 @@ def viewed(
             factor = torch.where(coloured < jitter_share, _between(max(0.0, 1 - strength), 1 + strength, draw), 1.0)
             images = change(images, factor.view(-1, 1, 1, 1))
     return images
+
+
+def cropped(
+    images: Tensor, draws: Tensor, *, area: tuple[float, float], ratio: tuple[float, float] = (1.0, 1.0), mirror: float = 0.0
+) -> Tensor:
+    """A random part of each picture (N, C, H, W) at the full size, differentiable and as random as `draws` (N, CROP_DRAWS) in [0, 1) are.
+
+    Columns of `draws`: area, ratio, place across and down, mirror. Values are not cut off.
+
+    Args:
+        area: least and greatest share of the area that is kept.
+        ratio: least and greatest of how much wider than the picture's own shape a part is; its logarithm is uniform.
+        mirror: share of the pictures that are mirrored.
+    """
+    share, stretch, across, down, mirrored = draws.to(images).unbind(1)
+    size = _between(area[0], area[1], share).sqrt()
+    stretch = (_between(math.log(ratio[0]), math.log(ratio[1]), stretch) / 2).exp()  # the root: width and height share it
+    wide, high = (size * stretch).clamp(max=1), (size / stretch).clamp(max=1)
+    middle = _between(-1.0, 1.0, torch.stack([across, down])) * (1 - torch.stack([wide, high]))
+    zero = torch.zeros_like(wide)
+    left = torch.stack([torch.where(mirrored < mirror, -wide, wide), zero, middle[0]])
+    grid = F.affine_grid(
+        torch.stack([left, torch.stack([zero, high, middle[1]])]).permute(2, 0, 1), list(images.shape), align_corners=False
+    )
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def shifted(images: Tensor, top: Tensor, left: Tensor, reach: int) -> Tensor:

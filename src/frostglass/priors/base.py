@@ -20,6 +20,7 @@ from frostglass.runtime import device_of, seeded, under_prefix, with_prefix
 from frostglass.types import Capability, Images, Shape, View
 
 priors = Registry("prior", "frostglass.priors")
+UNKNOWN = "not known: nobody can check that the attacked people are not among those this generator was trained on"  # info["saw"] of priors made elsewhere
 
 
 Condition = Literal["", "label", "hint"]
@@ -53,6 +54,11 @@ class Prior:
     def modules(self) -> list[nn.Module]:
         """Every network of the prior."""
         return [self.generator, *([self.critic] if self.critic is not None else []), *self.students]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a StyleGAN2 can be entered at, each with two layers of styles; other generators have none."""
+        return getattr(self.generator, "style_blocks", 0)
 
     def draw(self, *generators: torch.Generator) -> Tensor:
         """One latent from each (CPU) generator, (N, latent), on the generator network's device."""

@@ -150,7 +150,12 @@ class Students:
         return replace(
             base,
             saw=torch.cat([base.saw, identity_hashes(public.names)]).unique(),
-            info={"method": {"name": "students", "parameters": asdict(self)}, "base": dict(base.info), "students": facts},  # type: ignore[call-overload]
+            info={
+                **{fact: base.info[fact] for fact in ("resize", "saw") if fact in base.info},  # students change neither
+                "method": {"name": "students", "parameters": asdict(self)},  # type: ignore[call-overload]
+                "base": dict(base.info),
+                "students": facts,
+            },
             tied_to=view.target_key,
             classes=view.classes,
             students=made,

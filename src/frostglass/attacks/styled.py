@@ -1,0 +1,98 @@
+"""Where the attacks on StyleGANs move: the styles between its mapping network and its synthesis."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frostglass.attacks.start import POOL_CHUNK
+from frostglass.priors.base import Prior
+from frostglass.priors.stylegan2 import StylePictures
+from frostglass.runtime import device_of, generator_for
+from frostglass.types import View
+
+
+@dataclass(frozen=True)
+class StyleSpace:
+    """The styles w of a StyleGAN2, one for all of its layers; of a generator without a mapping network the latents themselves take their place.
+
+    `truncation` ψ draws styles towards their mean, w̄ + ψ(w - w̄), in the first `cutoff` layers; latents have the mean 0 and no layers.
+    """
+
+    prior: Prior
+    truncation: float = 1.0
+    cutoff: int | None = None
+
+    @property
+    def _network(self) -> StylePictures | None:
+        return self.prior.generator if isinstance(self.prior.generator, StylePictures) else None
+
+    @property
+    def size(self) -> int:
+        """How many numbers a style has."""
+        return self.prior.latent if self._network is None else self._network.settings.w_dim
+
+    @property
+    def bent(self) -> bool:
+        """Whether styles come out of an activation; latents do not."""
+        return self._network is not None
+
+    def enter(self, latents: Tensor) -> Tensor:
+        """The styles (N, size) of latents (N, latent), not truncated."""
+        return latents if self._network is None else self._network.network.mapping.w(latents)
+
+    def truncated(self, styles: Tensor) -> Tensor:
+        """Styles drawn towards their mean, as those of the first layer are."""
+        return torch.lerp(self.mean, styles, self.truncation)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean style w̄ (size,)."""
+        if self._network is None:
+            return torch.zeros(self.size, device=device_of(self.prior.generator))
+        return self._network.network.mapping.w_avg
+
+    def paint(self, styles: Tensor, *, truncate: bool = False) -> Tensor:
+        """Pictures of styles, the same in all layers; values a little outside [0, 1] are left as they are where the generator makes them."""
+        network = self._network
+        if network is None:
+            latents = self.truncated(styles) if truncate else styles
+            paint = getattr(self.prior.generator, "paint", self.prior.images)
+            return paint(latents)
+        layers = network.settings.num_ws
+        ws = styles[:, None].expand(-1, layers, -1)
+        if truncate:
+            cutoff = layers if self.cutoff is None else self.cutoff
+            ws = torch.cat([self.truncated(styles)[:, None].expand(-1, min(cutoff, layers), -1), ws[:, cutoff:]], dim=1)
+        return network.paint(ws)
+
+
+@dataclass(frozen=True)
+class StylePool:
+    """Styles drawn once and scored once for all classes: `styles` (P, size), not truncated, and the target's `scores` (P, classes) of them."""
+
+    styles: Tensor
+    scores: Tensor
+
+    @classmethod
+    def drawn(cls, view: View, space: StyleSpace, size: int, *, seed: int, mirrored: bool = False) -> "StylePool":
+        """The scores are the probabilities of truncated pictures, cut off at 0 and 1, with `mirrored` the mean of each picture and its mirror image."""
+        latents = torch.randn(size, space.prior.latent, generator=generator_for(seed, "pool")).to(device_of(space.prior.generator))
+        styles, scores = [], []
+        with torch.no_grad():
+            for part in latents.split(POOL_CHUNK):
+                styles.append(space.enter(part))
+                pictures = space.paint(styles[-1], truncate=True).clamp(0, 1)
+                shown = [pictures, pictures.flip(3)] if mirrored else [pictures]
+                scores.append(torch.stack([_probabilities(view, picture) for picture in shown]).mean(0).cpu())
+        return cls(torch.cat(styles), torch.cat(scores))
+
+    def best(self, labels: Tensor, count: int) -> Tensor:
+        """For each label the `count` styles with the highest score, (I, count, size); one style may serve several labels."""
+        chosen = self.scores[:, labels.cpu()].nan_to_num(nan=-1.0).topk(count, dim=0).indices.T  # a score that is no number is the worst
+        return self.styles[chosen.to(self.styles.device)]
+
+
+def _probabilities(view: View, pictures: Tensor) -> Tensor:
+    """Class probabilities in double precision: from logits, where they are granted, a sure target's do not all round to 1."""
+    return view.logits(pictures).double().softmax(1) if "gradients" in view.access else view.scores(pictures).double()

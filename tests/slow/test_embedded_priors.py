@@ -1,0 +1,48 @@
+"""The embedded priors of faces: how near their pictures as a whole are to photos of people they never saw, by the features of a network trained on others still."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from frostglass.data.faces import Faces
+from frostglass.data.splits import make_split
+from frostglass.metrics.frechet import frechet_distance
+from frostglass.priors.pretrained import Pretrained
+from frostglass.runtime import frozen, generator_for
+from frostglass.training import Training, train_target
+from worlds import NoWork
+
+pytestmark = pytest.mark.slow
+PICTURES = 4000
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Features of photos of strangers (split in two halves), and what makes them."""
+    # Public people are numbered: those beyond 20,000 are new to the priors.
+    split = make_split(Faces(size=32, identities=100, images=40, public_identities=24_000, public_images=1), seed=77)
+    judge = train_target(Training(model="resnet", options={"width": 16}, epochs=8, batch=32, lr=3e-3), split, seed=5, work=NoWork())
+
+    def features(pictures: Tensor) -> Tensor:
+        with frozen(judge.module), torch.no_grad():
+            return torch.cat([judge.outputs(part)[1] for part in pictures.split(250)])
+
+    strangers = split.public.floats(torch.arange(24_000 - PICTURES, 24_000))
+    return features, features(strangers)
+
+
+def distance(world, weights: str) -> float:
+    features, strangers = world
+    prior = Pretrained(weights=weights).read((3, 32, 32))
+    latents = torch.randn(PICTURES, prior.latent, generator=generator_for(9, "tests"))
+    with frozen(*prior.modules), torch.no_grad():
+        pictures = torch.cat([prior.images(part) for part in latents.split(250)])
+    return frechet_distance(features(pictures), strangers)
+
+
+def test_the_stylegan_is_nearer_to_photos_than_the_wgan(world, record_property):
+    _, strangers = world
+    wgan, styles = distance(world, "faces32"), distance(world, "styles32")
+    floor = frechet_distance(strangers[::2], strangers[1::2])
+    record_property("distances", {"faces32": wgan, "styles32": styles, "photos": floor})
+    assert floor < styles < 0.7 * wgan

@@ -1,0 +1,137 @@
+"""PPA's own promises: its starts, one step by hand, its final selection, and the styles it moves in."""
+
+import pytest
+import torch
+
+from frostglass.attacks.base import invert
+from frostglass.attacks.ppa import Ppa
+from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.data.augment import CROP_DRAWS, cropped
+from frostglass.errors import ConfigError
+from frostglass.objective import poincare
+from frostglass.runtime import generator_for
+from worlds import NoWork, conditional_prior, prior, styled_prior, target
+
+SMALL = {"pool": 40, "candidates": 4, "keep": 2, "steps": 5, "lr": 0.05, "trials": 3}
+
+
+def run(attack, known, labels=(0, 1, 2, 3), made=None):
+    return invert(attack, (made or target()).view(["gradients"]), known, labels=labels, seed=0, work=NoWork())
+
+
+def test_defaults_are_the_published_ones():
+    ppa = Ppa()
+    assert (ppa.loss, ppa.lr, ppa.betas, ppa.steps, ppa.candidates, ppa.keep) == ("poincare", 0.005, (0.1, 0.1), 50, 200, 50)
+    assert (ppa.pool, ppa.truncation, ppa.cutoff, ppa.area, ppa.trials) == (2000, 0.5, 8, (0.9, 1.0), 100)
+    assert (ppa.trial_area, ppa.trial_ratio, ppa.critic_weight) == ((0.5, 0.9), (0.8, 1.2), 0)
+
+
+def test_styles_are_those_of_the_mapping_network():
+    known = styled_prior()
+    space, network = StyleSpace(known, 0.5, 3), known.generator.network
+    latents = torch.randn(5, known.latent, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        w = space.enter(latents)
+        assert torch.equal(w, network.mapping.w(latents))
+        ws = network.mapping(latents, truncation=0.5, cutoff=3)
+        assert torch.allclose(space.paint(w, truncate=True), network.synthesis(ws) / 2 + 0.5, atol=1e-6)
+        assert torch.allclose(space.truncated(w), ws[:, 0])
+        assert torch.allclose(space.paint(w), network.synthesis(network.mapping(latents)) / 2 + 0.5, atol=1e-6)
+
+
+def test_a_generator_without_mapping_is_searched_in_its_latents():
+    known = prior()
+    known.generator.eval()
+    space = StyleSpace(known, 0.5)
+    latents = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    assert space.enter(latents) is latents
+    assert torch.equal(space.paint(latents, truncate=True), known.generator(0.5 * latents))
+    assert run(Ppa(**SMALL), known).latents.shape == (4, 2, 6)
+
+
+def test_starts_are_what_the_target_and_its_mirror_image_like_best():
+    made, known = target(), styled_prior()
+    made.module.eval()
+    space = StyleSpace(known, 0.5, 8)
+    pool = StylePool.drawn(made.view(["gradients"]), space, 30, seed=2, mirrored=True)
+    latents = torch.randn(30, known.latent, generator=generator_for(2, "pool"))
+    with torch.no_grad():
+        pictures = known.generator.paint(known.generator.network.mapping(latents, truncation=0.5, cutoff=8)).clamp(0, 1)
+        score = (made.module(pictures).double().softmax(1) + made.module(pictures.flip(3)).double().softmax(1)) / 2
+    for label, chosen in zip((3, 2), pool.best(torch.tensor([3, 2]), 4), strict=True):
+        best = score[:, label].argsort(descending=True)[:4]
+        assert torch.allclose(chosen, known.generator.network.mapping.w(latents[best]), atol=1e-6)
+
+
+def test_one_step_by_hand():
+    """Adam's first step moves every coordinate by lr against the sign of its slope, on the row's own crop."""
+    made, known = target(), styled_prior()
+    none, one = (run(Ppa(**SMALL | {"steps": steps, "candidates": 1, "keep": 1}), known, labels=[2], made=made) for steps in (0, 1))
+    made.module.eval()
+    w = none.latents[0].clone().requires_grad_()
+    draws = torch.rand(CROP_DRAWS, generator=generator_for(0, "search", 2, 0))[None]
+    seen = cropped(known.generator.paint(w), draws, area=(0.9, 1.0))
+    (slope,) = torch.autograd.grad(poincare(made.module(seen), torch.tensor([2])).sum(), w)
+    assert torch.allclose(one.latents[0], w - 0.05 * slope.sign(), atol=1e-4)
+
+
+def test_the_start_is_truncated():
+    known = styled_prior()
+    still = run(Ppa(**SMALL | {"steps": 0, "truncation": 0.0}), known)
+    assert torch.allclose(still.latents, known.generator.network.mapping.w_avg.expand_as(still.latents))
+
+
+def test_kept_are_the_most_robust():
+    made, known = target(), styled_prior()
+    everyone = run(Ppa(**SMALL | {"keep": 4}), known, made=made)
+    attack = Ppa(**SMALL | {"keep": 4, "trials": 3})
+    made.module.eval()
+    for person in range(4):
+        scores = []
+        for place, draw in enumerate(everyone.draws[person].tolist()):
+            dice = generator_for(0, "rank", person, draw)
+            picture = everyone.images[person, place][None]
+            with torch.no_grad():
+                views = [
+                    cropped(picture, torch.rand(CROP_DRAWS, generator=dice)[None], area=(0.5, 0.9), ratio=(0.8, 1.2), mirror=0.5)
+                    for _ in range(3)
+                ]
+                scores.append(torch.stack([made.module(seen).softmax(1)[0, person] for seen in views]).mean().item())
+        assert scores == sorted(scores, reverse=True)
+    assert torch.equal(run(attack, known, made=made).images, everyone.images)
+
+
+def test_queries_are_counted():
+    view = target().view(["gradients"])
+    found = invert(Ppa(**SMALL), view, styled_prior(), labels=[0, 1], seed=0, work=NoWork())
+    # 40 draws and their mirror images, 5 steps and 3 trials of 2 × 4 candidates, and each final picture once.
+    assert found.queries == view.queries == 80 + 5 * 8 + 3 * 8 + 8
+
+
+def test_results_depend_on_no_batch_and_no_company():
+    known = styled_prior()
+    whole = run(Ppa(**SMALL), known)
+    for batch, labels in ((1, (2,)), (5, (3, 2)), (100, (2, 0, 1))):
+        some = run(Ppa(**SMALL, batch=batch), known, labels)
+        assert torch.equal(some.images[labels.index(2)], whole.images[2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pool": 3}, r"pool \(3\) must be at least candidates \(4\)"),
+        ({"truncation": 1.5}, "truncation"),
+        ({"truncation": -0.1}, "truncation"),
+        ({"area": (0.9, 0.5)}, "area must give the least before the greatest"),
+        ({"area": (0.5, 1.5)}, "area"),
+        ({"keep": 5}, r"keep \(5\) must not exceed candidates"),
+    ],
+)
+def test_bad_parameters_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        Ppa(**SMALL | wrong)
+
+
+def test_a_conditional_prior_is_refused():
+    with pytest.raises(ConfigError, match="pictures of a given label"):
+        run(Ppa(**SMALL), conditional_prior("label"))
