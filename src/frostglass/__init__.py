@@ -20,6 +20,7 @@ _HOMES = {
     "View": "frostglass.types",
     "invert": "frostglass.attacks.base",
     "make_split": "frostglass.data.splits",
+    "prior_from": "frostglass.priors.generator",
     "run": "frostglass.experiments.pipeline",
     "wrap": "frostglass.models.wrap",
 }

@@ -35,6 +35,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value f
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the config, e.g. attack.steps=100; repeatable.")
 ]
+PriorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prior",
+        metavar="SOURCE",
+        help="Use your own generator instead of the config's prior: onnx:FILE, torchscript:FILE or MODULE:FUNCTION.",
+    ),
+]
+LatentOption = Annotated[
+    str | None, typer.Option("--latent", metavar="KIND:SHAPE", help="What that generator takes, e.g. normal:512 or uniform:100x1x1.")
+]
+RangeOption = Annotated[
+    str | None, typer.Option("--range", metavar="BLACK:WHITE", help="What that generator puts out for black and white; -1:1 by default.")
+]
+ResizeOption = Annotated[bool, typer.Option("--resize", help="Accept pictures of another size from that generator.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")]
 RedactOption = Annotated[bool, typer.Option("--redact", help="Blur faces and hide names in the report; the run's own files keep both.")]
@@ -59,6 +74,10 @@ def demo(
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
     settings: SetOption = None,
+    prior: PriorOption = None,
+    latent: LatentOption = None,
+    span: RangeOption = None,
+    resize: ResizeOption = False,
     store: StoreOption = STORE,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -67,23 +86,29 @@ def run(
 ) -> None:
     """Run an experiment or a grid; run it again to resume."""
     from frostglass.cli.work import run_settings
-    from frostglass.experiments.config import read_config
+    from frostglass.experiments.config import generator_settings, read_config
 
-    run_settings(read_config(config, settings or ()), store, out, as_json=as_json, threads=threads, redact=redact)
+    chosen = [*generator_settings(prior, latent, span, resize=resize), *(settings or ())]
+    run_settings(read_config(config, chosen), store, out, as_json=as_json, threads=threads, redact=redact)
 
 
 @app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
     settings: SetOption = None,
+    prior: PriorOption = None,
+    latent: LatentOption = None,
+    span: RangeOption = None,
+    resize: ResizeOption = False,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Report every problem of a config at once, and what it would cost; computes nothing."""
     from frostglass.cli.work import check_settings
-    from frostglass.experiments.config import read_config
+    from frostglass.experiments.config import generator_settings, read_config
 
-    check_settings(read_config(config, settings or ()), store, as_json=as_json)
+    chosen = [*generator_settings(prior, latent, span, resize=resize), *(settings or ())]
+    check_settings(read_config(config, chosen), store, as_json=as_json)
 
 
 @app.command(name="list")

@@ -158,7 +158,11 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
     for row in costs["steps"]:
         table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
     _console(110).print(table)
-    print(f"no problems; about {_duration(costs['seconds'])} on this machine, at most about {costs['memory_mib']:.0f} MiB")
+    unknown = costs["memory_unknown"]
+    memory = f"{'at least' if unknown else 'about'} {costs['memory_mib'] / 1024:.1f} GiB of memory" + f" ({costs['memory_step']})" * bool(costs["memory_step"])
+    print(f"no problems; about {_duration(costs['seconds'])} on this machine, {memory}")
+    if unknown:
+        print(f"how much more memory is not known: {unknown}")
 
 
 def _duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -295,6 +296,27 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
             value = text
         assign(config, key.strip(), value)
     return config
+
+
+def generator_settings(source: str | None, latent: str | None, span: str | None, *, resize: bool) -> list[str]:
+    """A generator of the user's own as a setting that replaces the config's [prior]; none where no source is given."""
+    if source is None:
+        others = [name for name, value in (("--latent", latent), ("--range", span), ("--resize", resize)) if value]
+        if others:
+            raise ConfigError(f"{others[0]} tells of a generator, and none is given: name it with --prior, such as --prior onnx:gen.onnx")
+        return []
+    if latent is None:
+        raise ConfigError("--prior needs --latent: what the generator takes, such as --latent normal:512")
+    black, _, white = ("-1:1" if span is None else span).partition(":")
+    try:
+        values = [float(black), float(white)]
+    except ValueError:
+        raise ConfigError(
+            f"--range: expected what the generator puts out for black and white, such as -1:1 or 0:255, got {span!r}"
+        ) from None
+    text = [json.dumps(value, ensure_ascii=False) for value in (source, latent)]  # text in JSON is text in TOML
+    flag = str(resize).lower()
+    return [f'prior={{ name = "generator", source = {text[0]}, latent = {text[1]}, range = {values}, resize = {flag} }}']
 
 
 def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:

@@ -90,7 +90,7 @@ def _builder(name: str) -> Callable[..., nn.Module]:
         return lambda **given: _timm(function, **given)
     if library == "torchvision":
         return lambda **given: _torchvision(function, **given)
-    return _checked(name, _users_factory(library, function))
+    return _checked(name, users_factory(library, function))
 
 
 def _built_in(name: str) -> Callable[..., nn.Module]:
@@ -104,7 +104,7 @@ def _built_in(name: str) -> Callable[..., nn.Module]:
     return models.get(name)
 
 
-def _users_factory(package: str, function: str) -> Callable[..., nn.Module]:
+def users_factory(package: str, function: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(package)
     except (ImportError, ValueError) as error:
