@@ -31,18 +31,22 @@ def world():
     return features, features(strangers)
 
 
-def distance(world, weights: str) -> float:
+def distances(world, weights: str) -> list[float]:
+    """Of three sets of draws."""
     features, strangers = world
-    prior = Pretrained(weights=weights).read((3, 32, 32))
-    latents = torch.randn(PICTURES, prior.latent, generator=generator_for(9, "tests"))
-    with frozen(*prior.modules), torch.no_grad():
-        pictures = torch.cat([prior.images(part) for part in latents.split(250)])
-    return frechet_distance(features(pictures), strangers)
+    prior, found = Pretrained(weights=weights).read((3, 32, 32)), []
+    for number in range(3):
+        latents = torch.randn(PICTURES, prior.latent, generator=generator_for(number, "tests"))
+        with frozen(*prior.modules), torch.no_grad():
+            pictures = torch.cat([prior.images(part) for part in latents.split(250)])
+        found.append(frechet_distance(features(pictures), strangers))
+    return found
 
 
-def test_the_stylegan_is_nearer_to_photos_than_the_wgan(world, record_property):
+def test_every_set_of_draws_of_the_stylegan_is_nearer_to_photos_than_any_of_the_wgan(world, record_testsuite_property):
     _, strangers = world
-    wgan, styles = distance(world, "faces32"), distance(world, "styles32")
+    wgan, styles = distances(world, "faces32"), distances(world, "styles32")
     floor = frechet_distance(strangers[::2], strangers[1::2])
-    record_property("distances", {"faces32": wgan, "styles32": styles, "photos": floor})
-    assert floor < styles < 0.7 * wgan
+    record_testsuite_property("distances", {"faces32": wgan, "styles32": styles, "photos": floor})
+    assert floor < min(styles)
+    assert max(styles) < min(wgan)
