@@ -12,7 +12,7 @@ from frostglass.attacks.base import invert
 from frostglass.attacks.box import Box
 from frostglass.attacks.mirror import Mirror, rise_and_fall
 from frostglass.attacks.mirror_genetic import MirrorGenetic
-from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.errors import AccessError, ConfigError
 from frostglass.priors.base import Prior, identity_hashes
 from frostglass.runtime import generator_for
@@ -169,11 +169,12 @@ def test_the_search_is_the_slow_and_obvious_one(make):
     made.module.eval()
     known.generator.eval()
     space = StyleSpace(known, 0.7, 8)
-    pool = StylePool.drawn(made.view(["scores"]), space, 40, seed=0)
-    box = Box.around(space, pool.styles, 1.0)
+    pool = drawn_styles(space, 40, seed=0)
+    scores = style_scores(made.view(["scores"]), space, pool, torch.tensor([2]))
+    box = Box.around(space, pool, 1.0)
     for place, draw in enumerate(found.draws[0].tolist()):
         coins = generator_for(0, "search", 2, draw)
-        w = pool.best(torch.tensor([2]), 3)[0, draw][None].clone().requires_grad_()
+        w = best_styles(pool, scores, 3)[0, draw][None].clone().requires_grad_()
         rule = torch.optim.Adam([w], betas=(0.9, 0.999))
         for step in range(12):
             picture = space.paint(w, truncate=True)
@@ -359,7 +360,8 @@ def test_the_best_never_gets_worse_and_no_generations_are_the_best_of_the_pool()
         assert (later[:, 0] >= earlier[:, 0] - 1e-6).all()
     assert sure[-1].mean() > sure[0].mean() + 1e-3
     made.module.eval()
-    scores = StylePool.drawn(made.view(["scores"]), StyleSpace(known, 0.7, 8), 60, seed=0).scores
+    space = StyleSpace(known, 0.7, 8)
+    scores = style_scores(made.view(["scores"]), space, drawn_styles(space, 60, seed=0), torch.arange(4))
     assert torch.allclose(sure[0].double(), scores.topk(3, dim=0).values.T, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from frostglass.attacks.base import invert
 from frostglass.attacks.ppa import Ppa
-from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.data.augment import CROP_DRAWS, cropped
 from frostglass.errors import ConfigError
 from frostglass.objective import poincare
@@ -53,12 +53,13 @@ def test_starts_are_what_the_target_and_its_mirror_image_like_best():
     made, known = target(), styled_prior()
     made.module.eval()
     space = StyleSpace(known, 0.5, 8)
-    pool = StylePool.drawn(made.view(["gradients"]), space, 30, seed=2, mirrored=True)
+    styles, labels = drawn_styles(space, 30, seed=2), torch.tensor([3, 2])
+    liked = best_styles(styles, style_scores(made.view(["gradients"]), space, styles, labels, mirrored=True), 4)
     latents = torch.randn(30, known.latent, generator=generator_for(2, "pool"))
     with torch.no_grad():
         pictures = known.generator.paint(known.generator.network.mapping(latents, truncation=0.5, cutoff=8)).clamp(0, 1)
         score = (made.module(pictures).double().softmax(1) + made.module(pictures.flip(3)).double().softmax(1)) / 2
-    for label, chosen in zip((3, 2), pool.best(torch.tensor([3, 2]), 4), strict=True):
+    for label, chosen in zip((3, 2), liked, strict=True):
         best = score[:, label].argsort(descending=True)[:4]
         assert torch.allclose(chosen, known.generator.network.mapping.w(latents[best]), atol=1e-6)
 

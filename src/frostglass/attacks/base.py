@@ -210,9 +210,7 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
     return {"labels": labels, **{name: column.cpu() for name, column in found_here.items()}}
 
 
-def _read_out(
-    view: View, show: Callable[[Tensor, Tensor], Tensor], latents: Tensor, labels: Tensor, batch: int
-) -> tuple[Tensor, ...]:
+def _read_out(view: View, show: Callable[[Tensor, Tensor], Tensor], latents: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, ...]:
     """Pictures of latents (N, D, ...) with the score by which they are kept and the target's confidence, (N, D) each."""
 
     def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:

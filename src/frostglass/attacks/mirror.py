@@ -14,7 +14,7 @@ from frostglass.attacks.box import Box
 from frostglass.attacks.descent import Descent
 from frostglass.attacks.dice import Dice
 from frostglass.attacks.families import fitting
-from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.checks import parameters
 from frostglass.priors.base import Prior
 from frostglass.types import View
@@ -117,8 +117,8 @@ class Mirror(Descent):
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         """Starts with their bounds, (I, candidates, 3, size)."""
         space = self.space(prior)
-        pool = StylePool.drawn(view, space, self.pool, seed=seed)
-        box, starts = Box.around(space, pool.styles, self.box), pool.best(labels, self.candidates)
+        styles = drawn_styles(space, self.pool, seed=seed)
+        box, starts = Box.around(space, styles, self.box), best_styles(styles, style_scores(view, space, styles, labels), self.candidates)
         return torch.stack([starts, box.low.expand_as(starts), box.high.expand_as(starts)], dim=2)
 
     def project(self, state: Tensor, start: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from frostglass.attacks.base import Attack, Recipe, attacks, in_lanes
 from frostglass.attacks.box import Box
 from frostglass.attacks.dice import filled
 from frostglass.attacks.search import Found
-from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.attacks.styled import StyleSpace, drawn_styles, style_scores
 from frostglass.checks import parameters
 from frostglass.priors.base import Prior
 from frostglass.runtime import generator_for
@@ -102,18 +102,20 @@ class MirrorGenetic(Attack):
 
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         space = StyleSpace(prior, self.truncation, self.cutoff)
-        pool = StylePool.drawn(view, space, self.pool, seed=seed)
-        box = Box.around(space, pool.styles, self.box)
+        pool = drawn_styles(space, self.pool, seed=seed)
+        box = Box.around(space, pool, self.box)
 
         def start(labels: Tensor) -> Tensor:
-            """Which of the pool make up each population, (I, candidates, population): their styles would fill the memory for many people."""
-            best = [_worth(pool.scores[:, label]).argsort(descending=True, stable=True)[: self.population] for label in labels.tolist()]
-            return torch.stack(best)[:, None].expand(-1, self.candidates, -1).to(pool.styles.device)
+            """Which of the pool make up each population, and what they are worth, (I, candidates, population, 2): their styles would fill the memory for many people."""
+            worth = _worth(style_scores(view, space, pool, labels)).T
+            places = worth.argsort(dim=1, descending=True, stable=True)[:, : self.population]
+            chosen = torch.stack([places.double(), worth.gather(1, places)], dim=2)
+            return chosen[:, None].expand(-1, self.candidates, -1, -1).to(pool.device)
 
         def search(chosen: Tensor, labels: Tensor, draws: Tensor) -> Found:
             ends, steps = [], []
-            for places, label, draw in zip(chosen, labels.tolist(), draws.tolist(), strict=True):
-                first = pool.styles[places], _worth(pool.scores[places.cpu(), label])
+            for (places, worth), label, draw in zip(chosen.movedim(2, 1), labels.tolist(), draws.tolist(), strict=True):
+                first = pool[places.long()], worth.cpu()
                 styles, generation = self._evolve(view, space, box, *first, label, generator_for(seed, "mirror_genetic", label, draw))
                 ends.append(styles)
                 steps.append(generation)

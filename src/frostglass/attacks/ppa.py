@@ -10,7 +10,7 @@ from frostglass.attacks.base import attacks, in_lanes
 from frostglass.attacks.descent import Descent
 from frostglass.attacks.dice import Dice
 from frostglass.attacks.families import Point
-from frostglass.attacks.styled import StylePool, StyleSpace
+from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.checks import parameters
 from frostglass.data.augment import CROP_DRAWS, cropped
 from frostglass.objective import LossName
@@ -93,7 +93,8 @@ class Ppa(Descent):
 
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         space = self.space(prior)
-        return space.truncated(StylePool.drawn(view, space, self.pool, seed=seed, mirrored=True).best(labels, self.candidates))
+        styles = drawn_styles(space, self.pool, seed=seed)
+        return space.truncated(best_styles(styles, style_scores(view, space, styles, labels, mirrored=True), self.candidates))
 
     def pictures(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
         return self.space(prior).paint(latents)

@@ -67,30 +67,31 @@ class StyleSpace:
         return network.paint(ws)
 
 
-@dataclass(frozen=True)
-class StylePool:
-    """Styles drawn once and scored once for all classes: `styles` (P, size), not truncated, and the target's `scores` (P, classes) of them."""
+def drawn_styles(space: StyleSpace, count: int, *, seed: int) -> Tensor:
+    """A pool of styles (count, size) for all people, not truncated."""
+    latents = torch.randn(count, space.prior.latent, generator=generator_for(seed, "pool")).to(device_of(space.prior.generator))
+    with torch.no_grad():
+        return torch.cat([space.enter(part) for part in latents.split(POOL_CHUNK)])
 
-    styles: Tensor
-    scores: Tensor
 
-    @classmethod
-    def drawn(cls, view: View, space: StyleSpace, size: int, *, seed: int, mirrored: bool = False) -> "StylePool":
-        """The scores are the probabilities of truncated pictures, cut off at 0 and 1, with `mirrored` the mean of each picture and its mirror image."""
-        latents = torch.randn(size, space.prior.latent, generator=generator_for(seed, "pool")).to(device_of(space.prior.generator))
-        styles, scores = [], []
-        with torch.no_grad():
-            for part in latents.split(POOL_CHUNK):
-                styles.append(space.enter(part))
-                pictures = space.paint(styles[-1], truncate=True).clamp(0, 1)
-                shown = [pictures, pictures.flip(3)] if mirrored else [pictures]
-                scores.append(torch.stack([_probabilities(view, picture) for picture in shown]).mean(0).cpu())
-        return cls(torch.cat(styles), torch.cat(scores))
+def style_scores(view: View, space: StyleSpace, styles: Tensor, labels: Tensor, *, mirrored: bool = False) -> Tensor:
+    """The target's probabilities of `labels` for each style, (P, I): of truncated pictures, cut off at 0 and 1, each asked about once for all labels.
 
-    def best(self, labels: Tensor, count: int) -> Tensor:
-        """For each label the `count` styles with the highest score, (I, count, size); one style may serve several labels."""
-        chosen = self.scores[:, labels.cpu()].nan_to_num(nan=-1.0).topk(count, dim=0).indices.T  # a score that is no number is the worst
-        return self.styles[chosen.to(self.styles.device)]
+    With `mirrored` it is the mean of each picture and its mirror image.
+    """
+    scores = []
+    with torch.no_grad():
+        for part in styles.split(POOL_CHUNK):
+            pictures = space.paint(part, truncate=True).clamp(0, 1)
+            shown = [pictures, pictures.flip(3)] if mirrored else [pictures]
+            scores.append(torch.stack([_probabilities(view, picture)[:, labels.to(picture.device)] for picture in shown]).mean(0).cpu())
+    return torch.cat(scores)
+
+
+def best_styles(styles: Tensor, scores: Tensor, count: int) -> Tensor:
+    """For each label (column of `scores`) the `count` styles with the highest score, (I, count, size); one style may serve several labels."""
+    chosen = scores.nan_to_num(nan=-1.0).topk(count, dim=0).indices.T  # a score that is no number is the worst
+    return styles[chosen.to(styles.device)]
 
 
 def _probabilities(view: View, pictures: Tensor) -> Tensor:

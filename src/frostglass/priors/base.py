@@ -87,7 +87,7 @@ class Prior:
 class PriorMethod(Protocol):
     """A frozen set of parameters that can make a prior; `tied` says whether it is fitted to one target and never reused for another.
 
-    `needs` is what it asks of the target, if it asks. `networks(image_shape, classes)` builds generator and critic; a method that adds to another prior names that
+    `needs` is what it asks of the target, if it asks. One that is `ready` needs no training: `read(image_shape)` gives the prior. `networks(image_shape, classes)` builds generator and critic; a method that adds to another prior names that
     one's method as `base_method`, and is given the prior it made.
     """
 

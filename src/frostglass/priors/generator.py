@@ -141,6 +141,7 @@ class Generator:
     size: Annotated[int, Field(ge=1)] | None = None
     resize: bool = False
 
+    ready: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     needs: ClassVar[None] = None
     keeps_critic: ClassVar[bool] = False

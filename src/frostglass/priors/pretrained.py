@@ -38,6 +38,7 @@ class Pretrained:
     weights: str = "faces32"
     resize: bool = False
 
+    ready: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     needs: ClassVar[None] = None
 

@@ -159,6 +159,10 @@ class Stylegan2:
         if self.batch % 4:
             raise ValueError(f"batch ({self.batch}) must be a multiple of 4: the critic judges groups of 4")
 
+    @property
+    def ready(self) -> bool:
+        return self.weights is not None
+
     def settings(self, image_shape: Shape) -> StyleSettings:
         """What the generator of pictures of this shape is made from."""
         colours, height, width = image_shape
