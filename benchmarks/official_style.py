@@ -17,7 +17,8 @@ from frostglass.priors.base import Prior, identity_hashes
 from frostglass.priors.wgan import Wgan
 from frostglass.types import Target
 
-SHAPE, PEOPLE, SEEDS, STEPS, WANTED = (3, 64, 64), 60, 5, 3, 1.7  # 60 people share a batch in the official code, and 5 seeds follow each other
+# In the official code 60 people share a batch, and 5 seeds follow each other.
+SHAPE, PEOPLE, SEEDS, STEPS, WANTED = (3, 64, 64), 60, 5, 3, 1.7
 
 
 def measure() -> Iterator[str]:

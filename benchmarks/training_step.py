@@ -18,7 +18,7 @@ from frostglass.defenses.dpsgd import Dpsgd
 from frostglass.defenses.label_smoothing import LabelSmoothing
 from frostglass.defenses.mid import Mid
 from frostglass.defenses.transfer import Transfer
-from frostglass.training import Training, _epoch, _optimizer, untrained
+from frostglass.training import Training, optimizer_of, train_epoch, untrained
 from frostglass.types import Images
 
 LIMIT = 1.10
@@ -39,21 +39,21 @@ def epoch(images: Images, defenses: tuple[Defense, ...]) -> Callable[[], None]:
     """One epoch of our loop, without the stage that may come before it."""
     target = untrained(CONFIG, images.names, images.shape, defenses, seed=0)
     compose.begin(defenses, target, images, seed=0)
-    rule = _optimizer(CONFIG, [p for p in target.module.parameters() if p.requires_grad])
+    rule = optimizer_of(CONFIG, [p for p in target.module.parameters() if p.requires_grad])
     rule = compose.optimizer(defenses, target.module, rule, Size(len(images), CONFIG.batch, 1))
     fabric = Fabric(accelerator="cpu", devices=1)
     module, optimizer = fabric.setup(target.module, rule)
     taps = compose.taps(defenses, target)
 
     def run() -> None:
-        _epoch(CONFIG, fabric, module, optimizer, target, images, defenses, taps, Moment(0, 1), seed=0)
+        train_epoch(CONFIG, fabric, module, optimizer, target, images, defenses, taps, Moment(0, 1), seed=0)
 
     return run
 
 
 def bare_epoch(images: Images) -> Callable[[], None]:
     module = untrained(CONFIG, images.names, images.shape, (), seed=0).module.train()
-    rule = _optimizer(CONFIG, list(module.parameters()))
+    rule = optimizer_of(CONFIG, list(module.parameters()))
 
     def run() -> None:
         dice = torch.Generator().manual_seed(0)

@@ -35,6 +35,20 @@ def default_device() -> torch.device:
     return torch.device(os.environ.get("FROSTGLASS_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+@contextmanager
+def living_on(device: torch.device) -> Iterator[None]:
+    """Let networks live on a device inside the block, whatever there is else."""
+    before = os.environ.get("FROSTGLASS_DEVICE")
+    os.environ["FROSTGLASS_DEVICE"] = str(device)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FROSTGLASS_DEVICE"]
+        else:
+            os.environ["FROSTGLASS_DEVICE"] = before
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Where a module's weights are; the CPU for a module without any."""
     return next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
@@ -91,7 +105,8 @@ def folded(*modules: nn.Module) -> Iterator[None]:
 
     W' = s W and b' = s (b - mean) + shift with s = scale / √(variance + ε) stand for both, and the batch norm passes on what it gets. That holds for
     frozen layers that are used in one place; others are left alone. Only what the two layers do when called is exchanged: modules, weights and
-    buffers stay where they are, and so does `state_dict`. While somebody watches one of the two through a hook, both do their own work.
+    buffers stay where they are, and so does `state_dict`. While somebody watches one of the two through a hook, both do their own work. A copy of a network that is
+    made inside the block would go on calling the original's layers.
     """
     pairs = list(_foldable(modules))
     try:
@@ -107,6 +122,8 @@ def folded(*modules: nn.Module) -> Iterator[None]:
 
 def _foldable(modules: tuple[nn.Module, ...]) -> Iterator[tuple[nn.Module, nn.Module, Callable[[Tensor], Tensor]]]:
     """Layers and their batch norms, with the function that does the work of both."""
+    if any(isinstance(part, nn.DataParallel) for module in modules for part in module.modules()):
+        return  # its replicas would go on calling the layers they are copies of
     places = Counter(id(part) for module in modules for _, part in module.named_modules(remove_duplicate=False))
     for row in (part for module in modules for part in module.modules()):
         if not isinstance(row, nn.Sequential) or type(row).forward is not nn.Sequential.forward or "forward" in vars(row):

@@ -231,7 +231,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
         config, target, defenses, len(split.train)
     )  # again: a boundary chosen by data may have frozen what another defense needs
     trainable = [p for p in target.module.parameters() if p.requires_grad]
-    rule = compose.optimizer(defenses, target.module, _optimizer(config, trainable), Size(len(split.train), config.batch, config.epochs))
+    rule = compose.optimizer(defenses, target.module, optimizer_of(config, trainable), Size(len(split.train), config.batch, config.epochs))
     module, optimizer = fabric.setup(target.module, rule)
     names = compose.taps(defenses, target)
     history: list[dict[str, float]] = []
@@ -248,7 +248,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _lr_factor(config, moment)
         with seeded(seed, "epoch", epoch):  # dropout and noise inside the network
-            row = _epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, seed=seed)
+            row = train_epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, seed=seed)
         row["validation_accuracy"] = accuracy(target, split.validation)
         if math.isnan(row["validation_accuracy"]):
             raise RunError(f"{config.model}: NaN or infinity after epoch {epoch}: lower the learning rate or the defense's strength")
@@ -264,7 +264,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
     return history, chosen
 
 
-def _epoch(
+def train_epoch(
     config: Training, fabric: Any, module: nn.Module, optimizer: Any, target: Target, images: Images,
     defenses: Sequence[Defense], taps: Sequence[tuple[str, ...]], moment: Moment, *, seed: int,
 ) -> dict[str, float]:  # fmt: skip
@@ -326,7 +326,7 @@ def accuracy(target: Target, images: Images) -> float:
     return right / len(images)
 
 
-def _optimizer(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
     if config.optimizer == "adamw":
         return torch.optim.AdamW(trainable, lr=config.lr, weight_decay=config.weight_decay)
     if config.optimizer == "adam":

@@ -101,7 +101,9 @@ def test_every_variant_runs_and_says_why(name, variant):
 @pytest.mark.parametrize("name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")])
 def test_who_finishes_early_changes_nothing_for_others(name):
     # Random views keep their confidence in motion; all stages of ifgmi together are longer.
-    steady = {"ifgmi": {"area": (1, 1), "block_steps": ()}, "plgmi": {"shown": 0}, "mirror": {"flip": 0.0}, "ppa": {"area": (1, 1)}}.get(name, {})
+    steady = {"ifgmi": {"area": (1, 1), "block_steps": ()}, "plgmi": {"shown": 0}, "mirror": {"flip": 0.0}, "ppa": {"area": (1, 1)}}.get(
+        name, {}
+    )
     early = {"steps": 80, "patience": 8, "flat": 0.3, **steady}
     whole = run(small(name, batch=100, **early))
     assert (whole.steps < 80).any()

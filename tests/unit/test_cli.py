@@ -324,7 +324,7 @@ def test_all_networks_are_tried_before_any_work(here, command):
     first, *problems = done.err.splitlines()
     assert first == "frostglass: 3 problems"
     assert problems[0].startswith("  target: no model named 'cnnn': did you mean 'cnn'? known: ")
-    assert problems[1] == "  evaluators[1]: cannot import 'nowhere' for model 'nowhere:make': No module named 'nowhere'"
+    assert problems[1] == "  evaluators[1]: cannot import 'nowhere' for 'nowhere:make': No module named 'nowhere'"
     assert problems[2].startswith("  prior: the generator makes square images of 16, 32, 64 or 128 pixels, got 24×24")
     assert [path.name for path in here.iterdir()] == ["toy.toml"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from frostglass.attacks.kedmi import Kedmi
 from frostglass.errors import ConfigError
-from frostglass.experiments.config import Experiment, assign, expand, experiments, read_config
+from frostglass.experiments.config import Experiment, assign, expand, experiments, read_config, read_with_generator
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.wgan import Wgan
 
@@ -284,3 +284,11 @@ def test_two_cases_of_one_name_and_values_given_twice_are_refused():
         expand({"grid": {"case": [case, case]}})
     with pytest.raises(ConfigError, match=r"seed: given in \[grid\] and in a case"):
         expand({"grid": {"seed": [0, 1], "case": [case | {"seed": 3}]}})
+
+
+def test_a_generator_of_ones_own_does_not_hide_a_cases_prior(tmp_path):
+    config = tmp_path / "grid.toml"
+    config.write_text('[[grid.case]]\ncase = "A"\n[[grid.case]]\ncase = "B"\n[grid.case.prior]\nname = "wgan"\n')
+    with pytest.raises(ConfigError, match="replaces the prior of the whole config, and its case 'B' brings its own"):
+        read_with_generator(config, (), "onnx:gen.onnx", "normal:8", None, resize=False)
+    assert "prior" not in read_with_generator(config, (), None, None, None, resize=False)

@@ -373,3 +373,9 @@ def test_shards_are_of_a_size_that_fills_lanes(batch, candidates, identities, se
     )
     invert(attack, wide.view(["gradients"]), known, labels=range(identities), seed=0, work=NoWork())
     assert sizes == searches
+
+
+def test_a_network_that_is_replicated_is_left_alone():
+    network = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).eval().requires_grad_(False)
+    with folded(network):
+        assert "forward" not in vars(network.module[0])

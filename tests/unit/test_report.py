@@ -1386,7 +1386,10 @@ def test_searches_that_broke_off_and_their_steps_are_shown(tmp_path):
     assert "Dashed frame: the search broke off, so the picture says little" in page.text
     assert "partial: the search broke off for 2 of 20 people" in page.text
     assert [row[-2] for row in page.tables["Scores of each audit"]] == ["queries", "31 200", "31 200 110 steps"]
-    assert "Queries are pictures the attack shows to the model, without those a prior was fitted with, steps the mean of the searches." in page.text.replace(" ,", ",").replace(" .", ".")
+    assert (
+        "Queries are pictures the attack shows to the model, without those a prior was fitted with, steps the mean of the searches."
+        in page.text.replace(" ,", ",").replace(" .", ".")
+    )
     whole = Page(build_report([make_run(tmp_path / "whole", [BROKEN, DEFENDED])], tmp_path / "whole.html"))
     assert "broke off" not in whole.text
     assert "steps the mean" not in whole.text

@@ -261,3 +261,11 @@ def test_colours_by_hand():
     vivid = moved.mean() + (moved - moved.mean()) * 2 * saturation
     expected = vivid.mean() + (vivid - vivid.mean()) * (contrast + 0.5)
     assert torch.allclose(changed(picture, ("colour",), dice(2)), expected)
+
+
+def test_a_resolution_that_is_not_the_files_is_refused(weights):
+    path, _ = weights
+    with pytest.raises(ConfigError, match=r"prior.resolution \(64\) is not the 32 pixels a side"):
+        Stylegan2(weights=path, resolution=64, resize=True).train(PUBLIC)
+    with pytest.raises(ConfigError, match="makes square pictures, and the data has 16×32"):
+        Stylegan2(weights=path, resize=True).train(images(4, 2, (3, 16, 32)))

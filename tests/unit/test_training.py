@@ -8,7 +8,7 @@ from frostglass.defenses.calor import Calor
 from frostglass.defenses.label_smoothing import LabelSmoothing
 from frostglass.errors import CheckpointError, ConfigError, RunError
 from frostglass.models.checkpoint import save_weights
-from frostglass.training import Training, _lr_factor, _optimizer, train_target
+from frostglass.training import Training, _lr_factor, optimizer_of, train_target
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split
 
 SMALL = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
@@ -126,4 +126,4 @@ def test_bad_settings(settings, message):
 def test_milestones_and_momentum_are_the_recipes():
     config = Training(schedule="milestones", milestones=(0.6, 0.8), decay=0.2, optimizer="sgd", nesterov=False)
     assert [_lr_factor(config, Moment(e, 100)) for e in (0, 59, 60, 79, 80, 99)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
-    assert _optimizer(config, [torch.nn.Parameter(torch.zeros(1))]).defaults["nesterov"] is False
+    assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))]).defaults["nesterov"] is False

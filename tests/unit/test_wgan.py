@@ -228,3 +228,31 @@ def test_diversity_makes_the_target_tell_pictures_apart():
         classifier.module.train()
         apart.append(diversity(*features, z1, z2, "norm"))
     assert apart[1] > 1.5 * apart[0]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"method": {"name": "generator", "parameters": {"source": "this_would_run:make", "latent": "normal:4"}}},
+        {
+            "method": {"name": "students", "parameters": {"students": [{"model": "this_would_run:make"}]}},
+            "base": {"method": {"name": "wgan", "parameters": {}}},
+        },
+        {
+            "method": {"name": "students", "parameters": {}},
+            "base": {"method": {"name": "generator", "parameters": {"source": "this_would_run:make"}}},
+        },
+    ],
+)
+def test_a_file_that_names_code_is_refused_before_any_is_run(tmp_path, info):
+    prior = SMALL.train(PUBLIC, work=NoWork())
+    write_prior(replace(prior, info=info), tmp_path / "evil.safetensors")
+    with pytest.raises(CheckpointError, match="names code to run .this_would_run:make., and a file must hold weights alone"):
+        Pretrained(weights=str(tmp_path / "evil.safetensors")).read((3, 16, 16))
+
+
+def test_a_file_without_its_method_is_refused(tmp_path):
+    prior = SMALL.train(PUBLIC, work=NoWork())
+    write_prior(replace(prior, info={}), tmp_path / "empty.safetensors")
+    with pytest.raises(CheckpointError, match="does not say how its prior was made"):
+        read_prior(tmp_path / "empty.safetensors")

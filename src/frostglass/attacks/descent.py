@@ -138,7 +138,7 @@ class Descent(Attack):
         return state
 
     def pictures(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
-        """What latents (N, ...) look like; values a little outside [0, 1] are cut off only in pictures that are kept."""
+        """What latents (N, ...) look like; attacks may leave values a little outside [0, 1], which are cut off in pictures that are kept."""
         return prior.images(latents, labels)
 
     def ranks(self, view: View, prior: Prior, state: Tensor, labels: Tensor, dice: Dice) -> Tensor | None:

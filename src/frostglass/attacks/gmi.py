@@ -45,7 +45,7 @@ class Gmi(Descent):
 
     @property
     def asked_once(self) -> int:
-        return self.pool
+        return self.pool * self.samples
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         found = super().problems(view, prior)

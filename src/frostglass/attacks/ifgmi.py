@@ -127,7 +127,7 @@ class Ifgmi(Ppa):
         steps = (self.steps, *self.block_steps)
         judged = self.trials * (len(steps) if self.stage == "confident" else 1)
         what = f"{' + '.join(map(str, steps))} steps" + (f" of {self.samples} pictures" if self.samples > 1 else "")
-        return (f"{what} and {judged} trials" if judged else what), sum(steps) * self.samples + judged
+        return (f"{what} and {judged} trials" if judged else what), (sum(steps) + judged) * self.samples
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         found = super().problems(view, prior)
@@ -174,7 +174,7 @@ class Ifgmi(Ppa):
                         (rows,) = in_lanes(view, lambda part, made=entrance: (made.onward(part),), rows)
                 rating = rated(pictures, labels, draws) if self.stage == "confident" else score
                 if number:  # a row that broke off has what it had before
-                    better = whole & (rating > score) if self.stage == "confident" else whole
+                    better = whole & ((rating > score) | score.isnan()) if self.stage == "confident" else whole
                     ended, rating = torch.where(better[:, None], ended, kept), torch.where(better, rating, score)
                 kept, score = ended, rating
             if self.trials and self.stage == "last":

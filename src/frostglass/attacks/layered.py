@@ -19,7 +19,7 @@ class Layered:
 
     Paper: Wang et al., Variational Model Inversion Attacks (VMI), NeurIPS 2021, arXiv 2201.10787.
     Differs: published layers that are not led have flows too, which no picture shows; they stay where they began but for the noise of the KL's
-    gradients. All distributions of a row begin alike; the layers' gradients part them.
+    gradients. All distributions of a row begin alike; the layers' gradients part them. Published layers share the first quarter of ε and draw the rest anew, here they share all.
 
     Args:
         each: the distribution of one layer.

@@ -94,7 +94,7 @@ class Mirror(Descent):
 
     @property
     def asked_once(self) -> int:
-        return self.pool
+        return self.pool * self.samples
 
     @property
     def ramp(self) -> Callable[[float], float]:

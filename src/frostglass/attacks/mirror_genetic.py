@@ -34,7 +34,7 @@ class MirrorGenetic(Attack):
         child has its own. The published elite is asked for again in each generation; its score is known. The box holds children only, as published: a draw of the prior that
         stays the elite may lie outside. A generator without a mapping network has no activation to undo: the box, the noise and ψ are then on its
         latents. Where no score is above 0, parents are drawn alike. One image per person is published; `candidates`, `survivors` and `keep` are additions.
-        MIBench maps mutants back with slope 0.5 instead of 0.2 and never enforces the upper side of the box.
+        Published attackers see log-probabilities; probabilities of less than 1e-45 are all 0 here. MIBench maps mutants back with slope 0.5 instead of 0.2 and never enforces the upper side of the box.
 
     Args:
         pool: draws of the prior that populations begin from and that the box is taken of, scored once for all people; 100 000 published.
@@ -87,7 +87,7 @@ class MirrorGenetic(Attack):
 
     @property
     def asked_once(self) -> int:
-        return self.pool
+        return self.pool * self.samples
 
     def effort(self) -> tuple[str, int]:
         asked = (self.population - self.elite) * self.samples

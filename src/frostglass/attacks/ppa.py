@@ -10,7 +10,7 @@ from frostglass.attacks.base import attacks, in_lanes
 from frostglass.attacks.descent import Descent
 from frostglass.attacks.dice import Dice
 from frostglass.attacks.families import Point
-from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
+from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, probabilities, style_scores
 from frostglass.checks import parameters
 from frostglass.data.augment import CROP_DRAWS, cropped
 from frostglass.objective import LossName
@@ -32,7 +32,8 @@ class Ppa(Descent):
     Differs: draws are scored once for all people, where the published code scores them again for each. Each candidate has crops of its own; published is one a step for the
         whole batch. A crop is one bilinear sampling of any width, where the published one has whole pixels. Published starts are scored with all layers
         beyond `cutoff` not truncated, and searched from the truncated style in all layers, a different picture; so they are here. Any prior is
-        accepted: one without a mapping network is searched in its latents.
+        accepted: one without a mapping network is searched in its latents (and ψ does nothing to latents on a sphere). Pictures are cut off at 0 and 1 after cropping and resizing,
+        where the published selection does it before. A trial that would be wider or higher than the picture is as wide or high as it, where the published one is drawn again.
 
     Args:
         pool: draws of the prior that starts are chosen from; 2000 or 5000 published.
@@ -71,11 +72,11 @@ class Ppa(Descent):
 
     @property
     def asked_once(self) -> int:
-        return 2 * self.pool
+        return 2 * self.pool * self.samples
 
     def effort(self) -> tuple[str, int]:
         what, pictures = super().effort()
-        return (f"{what} and {self.trials} trials" if self.trials else what), pictures + self.trials
+        return (f"{what} and {self.trials} trials" if self.trials else what), pictures + self.trials * self.samples
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         found = super().problems(view, prior)
@@ -114,10 +115,11 @@ class Ppa(Descent):
         """The target's mean probability of the labels over the trials of each picture, (N,)."""
 
         def look(shown: Tensor, draws: Tensor) -> tuple[Tensor]:
-            return (view.scores(cropped(shown, draws, area=self.trial_area, ratio=self.trial_ratio, mirror=0.5)).double(),)
+            return (probabilities(view, cropped(shown, draws, area=self.trial_area, ratio=self.trial_ratio, mirror=0.5)),)
 
         total = torch.zeros(len(pictures), dtype=torch.double, device=pictures.device)
-        for _ in range(self.trials):
-            (scores,) = in_lanes(view, look, pictures, dice.uniform(CROP_DRAWS))
-            total += scores.gather(1, labels[:, None])[:, 0]
+        with torch.no_grad():
+            for _ in range(self.trials):
+                (scores,) = in_lanes(view, look, pictures, dice.uniform(CROP_DRAWS))
+                total += scores.gather(1, labels[:, None])[:, 0]
         return total / max(1, self.trials)

@@ -84,7 +84,7 @@ def style_scores(view: View, space: StyleSpace, styles: Tensor, labels: Tensor, 
         for part in styles.split(POOL_CHUNK):
             pictures = space.paint(part, truncate=True).clamp(0, 1)
             shown = [pictures, pictures.flip(3)] if mirrored else [pictures]
-            scores.append(torch.stack([_probabilities(view, picture)[:, labels.to(picture.device)] for picture in shown]).mean(0).cpu())
+            scores.append(torch.stack([probabilities(view, picture)[:, labels.to(picture.device)] for picture in shown]).mean(0).cpu())
     return torch.cat(scores)
 
 
@@ -94,6 +94,6 @@ def best_styles(styles: Tensor, scores: Tensor, count: int) -> Tensor:
     return styles[chosen.to(styles.device)]
 
 
-def _probabilities(view: View, pictures: Tensor) -> Tensor:
+def probabilities(view: View, pictures: Tensor) -> Tensor:
     """Class probabilities in double precision: from logits, where they are granted, a sure target's do not all round to 1."""
     return view.logits(pictures).double().softmax(1) if "gradients" in view.access else view.scores(pictures).double()

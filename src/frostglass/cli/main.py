@@ -86,10 +86,10 @@ def run(
 ) -> None:
     """Run an experiment or a grid; run it again to resume."""
     from frostglass.cli.work import run_settings
-    from frostglass.experiments.config import generator_settings, read_config
+    from frostglass.experiments.config import read_with_generator
 
-    chosen = [*generator_settings(prior, latent, span, resize=resize), *(settings or ())]
-    run_settings(read_config(config, chosen), store, out, as_json=as_json, threads=threads, redact=redact)
+    values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
+    run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
 
 
 @app.command()
@@ -105,10 +105,9 @@ def check(
 ) -> None:
     """Report every problem of a config at once, and what it would cost; computes nothing."""
     from frostglass.cli.work import check_settings
-    from frostglass.experiments.config import generator_settings, read_config
+    from frostglass.experiments.config import read_with_generator
 
-    chosen = [*generator_settings(prior, latent, span, resize=resize), *(settings or ())]
-    check_settings(read_config(config, chosen), store, as_json=as_json)
+    check_settings(read_with_generator(config, settings or (), prior, latent, span, resize=resize), store, as_json=as_json)
 
 
 @app.command(name="list")

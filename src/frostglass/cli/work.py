@@ -159,7 +159,8 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
         table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
     _console(110).print(table)
     unknown = costs["memory_unknown"]
-    memory = f"{'at least' if unknown else 'about'} {costs['memory_mib'] / 1024:.1f} GiB of memory" + f" ({costs['memory_step']})" * bool(costs["memory_step"])
+    where = f" ({costs['memory_step']})" if costs["memory_step"] else ""
+    memory = f"{'at least' if unknown else 'about'} {costs['memory_mib'] / 1024:.1f} GiB of memory{where}"
     print(f"no problems; about {_duration(costs['seconds'])} on this machine, {memory}")
     if unknown:
         print(f"how much more memory is not known: {unknown}")

@@ -7,9 +7,10 @@ A network that has diverged gives NaN and no error of the linear algebra, for th
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -117,5 +118,6 @@ def _at_least_single(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _full_precision(tensor: Tensor) -> torch.autocast:
-    return torch.autocast(tensor.device.type, enabled=False)
+def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

@@ -298,6 +298,18 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     return config
 
 
+def read_with_generator(
+    path: Path, settings: Sequence[str], source: str | None, latent: str | None, span: str | None, *, resize: bool
+) -> dict[str, Any]:
+    """`read_config` with a generator of the user's own, if one is given, in place of the config's prior."""
+    values = read_config(path, [*generator_settings(source, latent, span, resize=resize), *settings])
+    cases = values.get("grid", {}).get("case", [])
+    own = [str(case.get("case", number)) for number, case in enumerate(cases) if "prior" in case]
+    if source is not None and own:
+        raise ConfigError(f"--prior replaces the prior of the whole config, and its case {own[0]!r} brings its own: remove one of the two")
+    return values
+
+
 def generator_settings(source: str | None, latent: str | None, span: str | None, *, resize: bool) -> list[str]:
     """A generator of the user's own as a setting that replaces the config's [prior]; none where no source is given."""
     if source is None:

@@ -1,7 +1,5 @@
 """What a config would cost, and what would stop it: its steps are walked without running any, and each network is built and timed once."""
 
-import math
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +16,11 @@ from frostglass.data.splits import check_people
 from frostglass.defenses.base import Defense
 from frostglass.errors import ConfigError, FrostglassError
 from frostglass.experiments.config import Experiment
+from frostglass.experiments.memory import foreseen
 from frostglass.experiments.pipeline import produce
 from frostglass.experiments.store import Step, Store
 from frostglass.models.checkpoint import load_weights
-from frostglass.priors.pretrained import Pretrained
-from frostglass.runtime import seeded
+from frostglass.runtime import frozen, seeded
 from frostglass.training import Training, check_training, first_stage, untrained
 from frostglass.types import CAPABILITIES, Shape
 
@@ -140,9 +138,11 @@ def _try_prior(method: Any, shape: Shape, classes: int, public: int) -> None:
         raise ConfigError(f"{method.name}.top ({method.top}) is more than the {public} public pictures there are: lower it")
     if hasattr(method, "beginning"):
         method.beginning(shape)
-    if isinstance(method, Pretrained):
+    if getattr(method, "ready", False):
         method.read(shape)
     elif hasattr(method, "networks"):
+        if hasattr(method, "check_trained"):
+            method.check_trained(shape)
         with seeded(0, "cost"):
             method.networks(shape, classes)
     if hasattr(method, "build_students"):
@@ -170,16 +170,22 @@ def _with_bases(method: Any) -> list[Any]:
 def _offered(method: Any, shape: Shape) -> Any:
     """What a prior will have, as far as an attack asks for it."""
     if base := getattr(method, "base_method", None):
-        offered = _offered(base, shape)
-        return SimpleNamespace(**{**vars(offered), "students": method.students, "features": method.statistics or None})
-    made = method.read(shape) if isinstance(method, Pretrained) else method
-    critic = made.critic if isinstance(method, Pretrained) else (True if getattr(method, "keeps_critic", True) else None)
-    return SimpleNamespace(latent=made.latent, critic=critic, condition=getattr(made, "condition", ""), students=(), features=None)
+        under = _offered(base, shape)
+        offered = {name: getattr(under, name) for name in ("latent", "critic", "condition", "blocks")}
+        return SimpleNamespace(**offered, students=method.students, features=method.statistics or None)
+    if getattr(method, "ready", False):
+        return method.read(shape)
+    critic = True if getattr(method, "keeps_critic", True) else None
+    blocks = method.blocks(shape) if hasattr(method, "blocks") else 0
+    return SimpleNamespace(
+        latent=method.latent, critic=critic, condition=getattr(method, "condition", ""), blocks=blocks, students=(), features=None
+    )
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
-    """Every step of the experiments with its amount of work, whether it is done already, and about how long it takes here."""
-    rows, seen, pixels, once = [], set(), 0, _Once()
+    """Every step of the experiments with its amount of work, whether it is done already, and about how long it takes here; the most memory, and where."""
+    rows, seen, once = [], set(), _Once()
+    need = foreseen(chosen, store, lambda data: once(_counts, data))  # first: what is timed below leaves memory behind in this process
     for label, exp in chosen:
         plan = _Plan(store)
         produce(exp, plan)
@@ -188,10 +194,13 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
                 seen.add(key)
                 work, seconds = _work(step.name, config, inputs, exp, once)
                 rows.append({"step": step.name, "label": label, "key": key, "work": work, "done": done, "seconds": seconds})
-        pixels = max(pixels, sum(once(_counts, exp.data)[1:]) * math.prod(exp.data.image_shape))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # after one step of every network
-    memory = peak + 2 * pixels / 2**20
-    return {"steps": rows, "seconds": sum(row["seconds"] for row in rows if not row["done"]), "memory_mib": memory}
+    return {
+        "steps": rows,
+        "seconds": sum(row["seconds"] for row in rows if not row["done"]),
+        "memory_mib": need.bytes / 2**20,
+        "memory_step": need.step,
+        "memory_unknown": need.unknown,
+    }
 
 
 def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once: _Once) -> tuple[str, float]:
@@ -209,8 +218,7 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
     if name == "prior":
         return _prior_work(config, shape, identities, public, once)
     if name == "attack":
-        generator = once(_critic_seconds, exp.prior, shape, identities) / 4 if hasattr(exp.prior, "networks") else 0.002
-        each = once(_training_seconds, exp.target, identities, shape) + generator
+        each = _look_seconds(config, exp, identities, once)
         searches, (what, pictures) = people * config.candidates, config.effort()
         # Without gradients a look is a forward pass, a third of the work.
         seconds = (searches * pictures + config.asked_once) * each / (1 if "gradients" in config.access else 3)
@@ -225,6 +233,18 @@ def _counts(data: Dataset) -> tuple[int, int, int]:
     return data.counts()
 
 
+def _look_seconds(attack: Attack, exp: Experiment, classes: int, once: _Once) -> float:
+    """Seconds per picture of an attack's step: the generator makes it, the target looks at it, and so do the students that imitate it."""
+    shape: Shape = exp.data.image_shape
+    seconds = once(_training_seconds, exp.target, classes, shape)
+    if getattr(attack, "students", False) and hasattr(exp.prior, "build_students"):
+        seconds += once(_student_seconds, exp.prior, shape, classes)
+    maker = _with_bases(exp.prior)[-1]
+    if getattr(maker, "ready", False):
+        return seconds + once(_generator_seconds, maker, shape)
+    return seconds + once(_critic_seconds, maker, shape, classes) / 4
+
+
 def _training_seconds(config: Training, classes: int, shape: Shape, batch: int = 16) -> float:
     """Seconds per image of a forward and backward pass."""
     module = untrained(config, tuple(map(str, range(classes))), shape, (), seed=0).module
@@ -233,7 +253,7 @@ def _training_seconds(config: Training, classes: int, shape: Shape, batch: int =
 
 
 def _prior_work(method: Any, shape: Shape, classes: int, public: int, once: _Once) -> tuple[str, float]:
-    if hasattr(method, "networks"):
+    if hasattr(method, "networks") and not getattr(method, "ready", False):
         images = method.steps * method.batch * method.critic_steps
         seconds = images * once(_critic_seconds, method, shape, classes)
         return f"{method.name}: {method.steps:,} steps of {method.critic_steps} × {method.batch} images", seconds
@@ -250,6 +270,15 @@ def _student_seconds(method: Any, shape: Shape, classes: int, batch: int = 16) -
         students = method.build_students(shape, classes)
     images = torch.zeros(batch, *shape)
     return _timed(lambda: torch.stack([student(images).sum() for student in students]).sum().backward()) / batch
+
+
+def _generator_seconds(method: Any, shape: Shape, batch: int = 4) -> float:
+    """Seconds per image of a forward and backward pass of a generator that is read from a file."""
+    prior = method.read(shape)
+    latents = torch.zeros(batch, prior.latent, requires_grad=True)
+    labels = torch.zeros(batch, dtype=torch.long)
+    with frozen(*prior.modules):
+        return _timed(lambda: prior.images(latents, labels).sum().backward()) / batch
 
 
 def _critic_seconds(method: Any, shape: Shape, classes: int, batch: int = 16) -> float:

@@ -107,8 +107,8 @@ def _built_in(name: str) -> Callable[..., nn.Module]:
 def users_factory(package: str, function: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(package)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"cannot import {package!r} for model '{package}:{function}': {first_line(error)}") from error
+    except (*MISFITS, ImportError, SyntaxError, NameError, OSError) as error:  # whatever a user's file may do wrong while it is read
+        raise ConfigError(f"cannot import {package!r} for '{package}:{function}': {first_line(error)}") from error
     if not callable(getattr(module, function, None)):
         own = [name for name, value in vars(module).items() if callable(value)]
         raise ConfigError(f"no function {function!r} in {package!r}{_closest(function, own)}")

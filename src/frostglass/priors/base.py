@@ -150,11 +150,12 @@ def _parts(generator: nn.Module, critic: nn.Module | None, students: Sequence[nn
 
 
 def load_prior(folder: Path) -> Prior:
-    return read_prior(folder / "prior.safetensors")
+    """Read what `save_prior` wrote, also where it names code of the user's own to build its networks."""
+    return read_prior(folder / "prior.safetensors", ours=True)
 
 
-def read_prior(path: Path) -> Prior:
-    """Rebuild a prior from its file, strictly: every tensor must be there, and no other."""
+def read_prior(path: Path, *, ours: bool = False) -> Prior:
+    """Rebuild a prior from its file, strictly: every tensor must be there, and no other. Unless it is `ours`, a file that names code to run is refused."""
     if not path.is_file():
         raise CheckpointError(f"no prior at {path}: give the path of a file written by frostglass, or the name of an embedded prior")
     try:
@@ -165,6 +166,14 @@ def read_prior(path: Path) -> Prior:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}): make the prior again") from None
     if facts is None:
         raise CheckpointError(f"{path} holds weights but does not say it is a frostglass prior: expected a file written by save_prior")
+    try:
+        code = _code_in(facts["info"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not say how its prior was made ({type(error).__name__}): make the prior again") from error
+    if code and not ours:
+        raise CheckpointError(
+            f"{path} names code to run ({code}), and a file must hold weights alone: name the code in a config, as prior.source or a student"
+        )
     shape, classes = tuple(facts["image_shape"]), facts.get("classes", 0)
     with seeded(0, "read_prior"):  # the weights drawn here are replaced below
         generator, critic, students = _networks(facts["info"], shape, classes)
@@ -199,6 +208,15 @@ def read_prior(path: Path) -> Prior:
         students=tuple(students),
         features=tensors.get("features"),
     )
+
+
+def _code_in(info: Mapping[str, Any]) -> str:
+    """The code or file of somebody else's that a prior's networks are made by, if any."""
+    given = info["method"]["parameters"]
+    students = [student["model"] for student in given.get("students") or ()]
+    named = [model for model in students if ":" in model and model.partition(":")[0] not in ("timm", "torchvision")]
+    under = _code_in(info["base"]) if "base" in info else ""
+    return next(filter(None, [given.get("source"), *named, under]), "")
 
 
 def _networks(info: Mapping[str, Any], shape: Any, classes: int) -> tuple[nn.Module, nn.Module | None, Sequence[nn.Module]]:

@@ -20,6 +20,7 @@ from frostglass.runtime import default_device, device_of, frozen, generator_for
 from frostglass.types import Images, Shape, View
 
 KINDS = ("normal", "uniform", "sphere")
+MOST_NUMBERS = 2**20  # of a latent
 USUAL = ((0, 1), (-0.5, 0.5), (-1, 1), (0, 255))  # ranges that generators have, narrow ones first
 PARTS = (3, 2, 3, 3, 3)  # latents shown together in a trial; two sizes, because exported graphs may be tied to one
 SLACK = 0.05  # how far beyond its range, as a share of it, a value may lie
@@ -43,9 +44,9 @@ class Latents:
         """Latents as they are stated: "normal:512", "uniform:100", "sphere:512", "normal:100x1x1"."""
         kind, _, sides = text.partition(":")
         shape = tuple(int(side) for side in sides.split("x") if side.isascii() and side.isdigit())
-        if kind not in KINDS or len(shape) != len(sides.split("x")) or not all(shape):
+        if kind not in KINDS or len(shape) != len(sides.split("x")) or not 0 < math.prod(shape) <= MOST_NUMBERS:
             raise ValueError(
-                f"latent: expected a kind ({', '.join(KINDS)}) and a shape, such as normal:512 or normal:100x1x1, got {text!r}"
+                f"latent: expected a kind ({', '.join(KINDS)}) and a shape, such as normal:512 or normal:100x1x1, of at most {MOST_NUMBERS:,} numbers, got {text!r}"
             )
         return cls(kind, shape)
 

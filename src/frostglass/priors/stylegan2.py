@@ -179,6 +179,13 @@ class Stylegan2:
         """How many blocks the generator of pictures of this shape has."""
         return len(self.settings(image_shape).sizes)
 
+    def check_trained(self, image_shape: Shape) -> None:
+        """Refuse what only weights that are read can have."""
+        if self.crop or self.resolution not in (None, image_shape[1]):
+            raise ConfigError(
+                f"prior.crop and prior.resolution are for weights that are read: a stylegan2 is trained to make the data's {image_shape[1]} pixels a side"
+            )
+
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[StylePictures, StyleCritic]:
         """Generator and critic for one image shape, freshly initialised."""
         made = self.settings(image_shape)
@@ -193,6 +200,14 @@ class Stylegan2:
         """The prior of `weights`, if it fits images of this shape."""
         network = load_generator(str(self.weights))
         made = network.settings
+        if self.resolution not in (None, made.resolution):
+            raise ConfigError(
+                f"prior.resolution ({self.resolution}) is not the {made.resolution} pixels a side that {self.weights} makes: leave it out"
+            )
+        if image_shape[1] != image_shape[2]:
+            raise ConfigError(
+                f"stylegan2 makes square pictures, and the data has {image_shape[1]}×{image_shape[2]}: choose another data.size"
+            )
         side = self.crop or made.resolution
         if side > made.resolution:
             raise ConfigError(f"prior.crop ({side}) is larger than the {made.resolution} pixels a side that {self.weights} makes: lower it")
@@ -221,10 +236,7 @@ class Stylegan2:
             prior = self.read(public.shape)
             prior.generator.to(default_device())
             return prior
-        if self.crop or self.resolution not in (None, public.shape[1]):
-            raise ConfigError(
-                f"prior.crop and prior.resolution are for weights that are read: a stylegan2 is trained to make the data's {public.shape[1]} pixels a side"
-            )
+        self.check_trained(public.shape)
         with seeded(seed, "stylegan2", "init"):
             generator, critic = self.networks(public.shape)
         generator.to(default_device())
