@@ -249,7 +249,7 @@ def test_the_most_confident_stage_is_chosen_for_each_candidate():
             for _ in range(6):
                 with torch.no_grad():
                     seen = cropped(pictures[label], dice.uniform(5), area=(0.5, 0.9), ratio=(0.8, 1.2), mirror=0.5)
-                    ratings[stage, label] += module(seen).softmax(1)[:, label].double() / 6
+                    ratings[stage, label] += module(seen).double().softmax(1)[:, label] / 6
     winner = ratings.argmax(0)
     assert len(winner.unique()) == 3  # each stage is best for someone, or the test shows nothing
     expected = torch.stack(stages).gather(0, winner[None, :, :, None, None, None].expand(1, 4, 3, *SHAPE))[0]

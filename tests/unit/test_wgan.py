@@ -247,7 +247,7 @@ def test_diversity_makes_the_target_tell_pictures_apart():
 def test_a_file_that_names_code_is_refused_before_any_is_run(tmp_path, info):
     prior = SMALL.train(PUBLIC, work=NoWork())
     write_prior(replace(prior, info=info), tmp_path / "evil.safetensors")
-    with pytest.raises(CheckpointError, match="names code to run .this_would_run:make., and a file must hold weights alone"):
+    with pytest.raises(CheckpointError, match=r"names code to run .this_would_run:make., and a file must hold weights alone"):
         Pretrained(weights=str(tmp_path / "evil.safetensors")).read((3, 16, 16))
 
 
