@@ -104,12 +104,11 @@ def _pictures(folder: Path, people: int, each: int) -> Path:
 
 def _one(kind: str, settings: dict[str, Any], folder: Path) -> list[Any]:
     """Bytes and the step they are for: foreseen, or taken by a whole run with its report."""
-    import resource
 
     import frostglass.cli.work  # noqa: F401  (what the command line has loaded)
     from frostglass.experiments.config import experiments
     from frostglass.experiments.grid import run_all, write_run
-    from frostglass.experiments.memory import foreseen
+    from frostglass.experiments.memory import foreseen, most_resident
     from frostglass.experiments.store import Store
     from frostglass.report.build import build_report
 
@@ -118,7 +117,7 @@ def _one(kind: str, settings: dict[str, Any], folder: Path) -> list[Any]:
         need = foreseen(experiments(settings), store, lambda data: data.counts())
         return [need.bytes, need.unknown or need.step]
     build_report([write_run(run_all(settings, store), folder / "run")], folder / "report.html")
-    return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, ""]
+    return [most_resident(), ""]
 
 
 if __name__ == "__main__":

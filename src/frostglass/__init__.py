@@ -20,7 +20,6 @@ _HOMES = {
     "View": "frostglass.types",
     "invert": "frostglass.attacks.base",
     "make_split": "frostglass.data.splits",
-    "prior_from": "frostglass.priors.generator",
     "run": "frostglass.experiments.pipeline",
     "wrap": "frostglass.models.wrap",
 }

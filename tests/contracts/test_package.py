@@ -34,7 +34,7 @@ RUNG = {name: height for height, names in enumerate(LADDER) for name in names}
 
 PUBLIC = [
     "Attack", "Audit", "Defense", "Experiment", "Prior", "Reconstructions", "Score", "Split", "Store", "Target", "View",
-    "invert", "make_split", "prior_from", "run", "wrap",
+    "invert", "make_split", "run", "wrap",
 ]  # fmt: skip
 
 LONGEST_FILE = 430

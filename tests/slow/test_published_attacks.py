@@ -1,7 +1,5 @@
 """Every attack of the published configs at full size: one step of its prior and one of its search, on a few random pictures."""
 
-import resource
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from frostglass.attacks.base import invert
 from frostglass.experiments.config import Experiment, experiments, read_config
+from frostglass.experiments.memory import most_resident
 from frostglass.files import write_tensors
 from frostglass.priors.base import Prior
 from frostglass.priors.nvidia import KIND
@@ -104,11 +103,6 @@ def with_random_styles(experiment: Experiment, config: str, folder: Path) -> Exp
     return replace(experiment, prior=replace(experiment.prior, weights=str(folder / name)))
 
 
-def most_memory() -> int:
-    """The most bytes this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def two_people(experiment: Experiment, view: View, prior: Prior) -> list[int]:
     """Whom to attack: the first two, or for an attack that has to meet a person first, one of whom the prior makes pictures, and another."""
     if experiment.attack.name != "brepmi":
@@ -141,4 +135,4 @@ def test_a_published_attack_takes_its_first_step(config, case, tmp_path):
     taken = 2 if attack.name == "ifgmi" else 1
     assert [bool((steps == taken).all()) for steps in found.steps] == searched
     assert (~found.partial).tolist() == searched
-    assert most_memory() <= MOST
+    assert most_resident() <= MOST

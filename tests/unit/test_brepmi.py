@@ -13,6 +13,7 @@ from frostglass.attacks.gmi import Gmi
 from frostglass.errors import ConfigError, RunError
 from frostglass.experiments import cost
 from frostglass.priors.base import Prior, identity_hashes
+from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime import generator_for
 from frostglass.types import Target, View
 from worlds import NoWork
@@ -310,7 +311,9 @@ def test_a_first_sphere_larger_than_the_box_is_refused():
 def test_cost_is_at_most_the_budget(monkeypatch):
     monkeypatch.setattr(cost, "_counts", lambda data: (40, 400, 100))
     monkeypatch.setattr(cost, "_training_seconds", lambda *_: 0.004)
-    exp = SimpleNamespace(data=SimpleNamespace(image_shape=(1, 1, 5)), judging=SimpleNamespace(identities=10), prior=None, target=None)
+    monkeypatch.setattr(cost, "_generator_seconds", lambda *_: 0.002)
+    shape, people = SimpleNamespace(image_shape=(1, 1, 5)), SimpleNamespace(identities=10)
+    exp = SimpleNamespace(data=shape, judging=people, prior=Pretrained(), target=None)
     text, seconds = cost._work("attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost._Once())
     assert text == "10 people × 2 candidates × up to 1,000 queries, and up to 256 to find starts"
     assert seconds == pytest.approx((10 * 2 * 1000 + 256) * 0.006 / 3)

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-import frostglass
 from frostglass.attacks.base import attacks, invert, prior_only
 from frostglass.attacks.brepmi import Brepmi
 from frostglass.attacks.gmi import Gmi
@@ -138,7 +137,7 @@ def test_bad_latents(text):
 
 def test_a_module_becomes_a_prior():
     net = Dcgan().eval()
-    prior = frostglass.prior_from(net, latent=f"normal:{Z}x1x1", range=(-1, 1), size=16)
+    prior = prior_from(net, latent=f"normal:{Z}x1x1", range=(-1, 1), size=16)
     raw = net(NORMALS[..., None, None])
     assert torch.equal(prior.images(NORMALS), (raw / 2 + 0.5).clamp(0, 1))
     assert (prior.latent, prior.image_shape, prior.critic, len(prior.saw), prior.condition) == (Z, SHAPE, None, 0, "")

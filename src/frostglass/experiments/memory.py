@@ -323,8 +323,18 @@ def resident() -> int:
     """Bytes of memory this process has now."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux: the most it ever had, which macOS gives in bytes
+    except OSError:  # not Linux
+        return most_resident()
+
+
+def most_resident() -> int:
+    """The most bytes of memory this process ever had."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # A process inherits the system's own figure, ru_maxrss, from the one that started it, but not this.
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
 
 
 @dataclass(frozen=True)
