@@ -277,7 +277,11 @@ class Rehearsal(Store):
         shown = _first(public, max(SHOWN, 2 * getattr(method, "batch", 0)))
         # What a target says of every public picture is kept while a prior is fitted to it.
         opinions = torch.empty(len(public) - len(shown), view.classes if view else 0, device=META)
-        prior = _shortened(method).train(shown, view, seed=0, work=_Notes(self._ledger), **({"base": base[0]} if base else {}))
+        if getattr(method, "ready", False):  # a file has content, and is tried with it
+            with living_on(torch.device("cpu")):
+                prior = method.read(public.shape)  # type: ignore[attr-defined]
+        else:
+            prior = _shortened(method).train(shown, view, seed=0, work=_Notes(self._ledger), **({"base": base[0]} if base else {}))
         del opinions
         for module in prior.modules:
             module.to(META)

@@ -123,7 +123,7 @@ class Generator:
     differences. There is no critic, no mapping network and no block to look into. Whom it saw in training is not known.
 
     Paper: none; this is how an attacker uses what can be downloaded.
-    Differs: every other prior of this package knows whose pictures it was trained on, and is refused if an attacked person is among them.
+    Differs: priors that are trained here know whose pictures they were trained on, and are refused if an attacked person is among them.
 
     Args:
         source: "onnx:FILE", "torchscript:FILE", or "package.module:function"; the function is called without arguments.

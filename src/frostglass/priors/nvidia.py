@@ -183,7 +183,9 @@ def load_generator(path: str | Path) -> StyleGenerator:
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} is not a readable safetensors file ({error}): convert it again") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path.name} does not say how its StyleGAN2 is made: convert it again") from error
+        raise CheckpointError(
+            f"{path.name} does not say how its StyleGAN2 is made: convert it again, or if it is a prior of ours, read it as prior.name = 'pretrained'"
+        ) from error
     with seeded(0, "load_generator"):  # the weights drawn here are replaced below
         generator = StyleGenerator(settings)
     load_weights(generator, path)

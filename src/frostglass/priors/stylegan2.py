@@ -102,14 +102,14 @@ class Stylegan2:
         Networks with Limited Data (ADA), NeurIPS 2020, arXiv 2006.06676; Zhao et al., Differentiable Augmentation, NeurIPS 2020, arXiv 2006.10738.
     Differs: the two regularisers take their turn at random with one chance in `r1_every` (`path_every`), and are added to the loss of that step, where the official code
         has a step of its own at every 16th (8th). a is the mean of the batch, not a running one. `changes` are DiffAugment's at full strength, not
-        ADA's adapted ones. No style mixing, as in ADA's settings for small pictures. No critic is kept: it judges pictures in groups, so
+        ADA's adapted ones. Whom weights that are read were trained on is not known, and the report says so. No style mixing, as in ADA's settings for small pictures. No critic is kept: it judges pictures in groups, so
         that candidates would influence each other.
 
     Args:
         weights: a file written by `frostglass convert stylegan2`; nothing is trained then, and the sizes below are the file's.
         crop: of the pictures that weights make, keep only this many pixels a side in the middle; 0 keeps all. 800 of 1024 is usual for faces.
         resize: accept weights that make pictures of another size than the data has; they are resized, after `crop`.
-        resolution: pixels a side of what the network makes; those of the data if not given.
+        resolution: pixels a side of what the network makes; told by the data or by the weights, and refused if it is something else.
         latent: length of the latent z. style: length of the style w. layers: fully connected layers from z to w.
         channel_base: a block at r pixels has channel_base // r channels, ...
         channel_max: ... and at most this many.
