@@ -54,6 +54,15 @@ def device_of(module: nn.Module) -> torch.device:
     return next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
 
 
+def weights_digest(module: nn.Module) -> bytes:
+    """A hash of a network's weights and buffers by their names."""
+    total = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.digest()
+
+
 @contextmanager
 def seeded(base: int, *path: str | int) -> Iterator[None]:
     """Run code that insists on torch's global generator (initialisers, dropout) under a derived seed; the caller's state survives."""

@@ -3,7 +3,6 @@
 Images are float32, NCHW, in [0, 1] wherever a function takes or returns them; `Images` keeps them as bytes and converts on the way out.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.errors import AccessError, ConfigError, DataError
-from frostglass.runtime import capture, noise_drawn, straight_through
+from frostglass.runtime import capture, noise_drawn, straight_through, weights_digest
 
 Capability = Literal["labels", "scores", "gradients"]
 CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
@@ -86,11 +85,23 @@ class Split:
         return self.train.names
 
 
+def fitted(images: Tensor, image_shape: Shape) -> Tensor:
+    """Pictures of any size, grey or colour, brought to a shape, differentiably."""
+    channels, *size = image_shape
+    if images.shape[1] != channels:
+        images = images.mean(1, keepdim=True) if channels == 1 else images.expand(-1, channels, -1, -1)
+    if list(images.shape[2:]) != size:
+        images = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return images
+
+
 @dataclass(frozen=True)
 class Target:
     """A trained classifier: any module that maps images in [0, 1] to logits.
 
-    `head` names the last linear layer (its input is the penultimate feature), `taps` the layers a defense or an analysis may read.
+    `head` names the last linear layer (its input is the penultimate feature), `taps` the layers a defense or an analysis may read. `cut` is the layer behind
+    which its features leave the device, if it is split between one and a server. With `attributes` its `classes` are attributes, any number of which a
+    picture may have.
     """
 
     module: nn.Module
@@ -100,6 +111,8 @@ class Target:
     taps: tuple[str, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
+    cut: str = ""
+    attributes: bool = False
 
     def view(self, access: Iterable[Capability]) -> "View":
         """What an attacker granted `access` may touch of this target."""
@@ -107,12 +120,7 @@ class Target:
 
     def fit(self, images: Tensor) -> Tensor:
         """Pictures of any size, grey or colour, brought to what this target takes, differentiably."""
-        channels, *size = self.image_shape
-        if images.shape[1] != channels:
-            images = images.mean(1, keepdim=True) if channels == 1 else images.expand(-1, channels, -1, -1)
-        if list(images.shape[2:]) != size:
-            images = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
-        return images
+        return fitted(images, self.image_shape)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and flattened penultimate features; the module's mode is the caller's business."""
@@ -162,11 +170,7 @@ class View:
         """What names the target alone, whatever is granted of it: its key, or for one that no store made a hash of its weights."""
         if self._target.key:
             return self._target.key
-        total = hashlib.sha256()
-        for name, tensor in self.module.state_dict().items():
-            total.update(name.encode())
-            total.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-        return f"weights {total.hexdigest()[:24]}"
+        return f"weights {weights_digest(self.module).hex()[:24]}"
 
     @property
     def queries(self) -> int:

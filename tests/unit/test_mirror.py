@@ -492,7 +492,7 @@ def test_people_have_their_own_random_numbers():
 @pytest.mark.parametrize("condition", ["label", "hint"])
 def test_a_prior_that_is_given_something_is_refused(attack, condition):
     with pytest.raises(
-        ConfigError, match=f"{attack.name} scores draws for all people at once, and this prior makes pictures of a given {condition}"
+        ConfigError, match=f"{attack.name} asks about draws for all people at once, and this prior makes pictures of a given {condition}"
     ):
         run(attack, conditional_prior(condition), target())
 

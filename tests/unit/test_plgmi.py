@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused():
 @pytest.mark.parametrize("condition", ["label", "hint"])
 def test_a_pool_for_all_people_is_none_where_pictures_are_of_one(condition):
     with pytest.raises(
-        ConfigError, match=rf"gmi\.pool scores draws for all people at once, and this prior makes pictures of a given {condition}"
+        ConfigError, match=rf"gmi asks about draws for all people at once, and this prior makes pictures of a given {condition}"
     ):
         found(Gmi(steps=1, pool=20), conditional_prior(condition))
     found(Gmi(steps=1, **SMALL), conditional_prior(condition))

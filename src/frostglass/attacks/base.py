@@ -84,7 +84,12 @@ class Attack:
 
     def problems(self, view: View, prior: Prior) -> list[str]:
         """Everything that keeps this attack from running on this view and prior."""
-        return []
+        if not (self.asked_once and prior.condition):
+            return []
+        return [
+            f"{self.name} asks about draws for all people at once, and this prior makes pictures of a given {prior.condition}: "
+            "use another prior, or set attack.pool to 0 where it may be"
+        ]
 
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         raise TypeError(f"{type(self).__name__} must define recipe()")

@@ -88,13 +88,9 @@ class Brepmi(Attack):
         return f"up to {self.budget:,} queries", self.budget
 
     def problems(self, view: View, prior: Prior) -> list[str]:
-        widest, found = self._widest(prior), []
+        widest, found = self._widest(prior), super().problems(view, prior)
         if self.radius > widest:
             found.append(f"brepmi.radius ({self.radius:g}) must be at most the diagonal of the box ({widest:.3g})")
-        if prior.condition:
-            found.append(
-                f"brepmi looks for starts of all people at once, and this prior makes pictures of a given {prior.condition}: use another"
-            )
         return found
 
     def _widest(self, prior: Prior) -> float:

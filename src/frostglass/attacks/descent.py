@@ -113,8 +113,10 @@ class Descent(Attack):
         return f"{self.steps} steps" + (f" of {each} pictures" if each > 1 else ""), self.steps * each
 
     def problems(self, view: View, prior: Prior) -> list[str]:
-        name, needs = type(self).__name__.lower(), bool(self.critic_weight)
-        return [f"{name}.critic_weight is not 0 and the prior has no critic: set it to 0"] if needs and prior.critic is None else []
+        found = super().problems(view, prior)
+        if self.critic_weight and prior.critic is None:
+            found.append(f"{self.name}.critic_weight is not 0 and the prior has no critic: set it to 0")
+        return found
 
     def family(self, prior: Prior) -> Family:
         """What stands for a latent."""
@@ -128,6 +130,16 @@ class Descent(Attack):
         """How far the target is from seeing `labels` in pictures, and its probability of them, one value a picture."""
         logits = view.logits(pictures)
         return loss_of(self.loss, logits, labels, aim=self.aim), confidence(logits, labels)
+
+    def judged(self, view: View, prior: Prior, pictures: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
+        """What pictures are worth to target and critic, weighed, and the target's probability of `labels`, one value a picture."""
+        value, sure = self.identity(view, prior, pictures, labels, dice)
+        value = self.weight * value
+        return (value - self.critic_weight * prior.realism(pictures) if self.critic_weight else value), sure
+
+    def pace(self, steps: int, project: Callable[[Tensor, Tensor], Tensor]) -> Pace:
+        """How far and how fast rows go."""
+        return Pace(steps, self.lr, self.optimizer, self.momentum, self.patience, self.flat, project, self.betas, self.ramp)
 
     def penalty(self, family: Family, state: Tensor, dice: Dice) -> Tensor | float:
         """What else rows are punished for, one value a row."""
@@ -148,7 +160,7 @@ class Descent(Attack):
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
-        pace = Pace(self.steps, self.lr, self.optimizer, self.momentum, self.patience, self.flat, self.project, self.betas, self.ramp)
+        pace = self.pace(self.steps, self.project)
 
         def start(labels: Tensor) -> Tensor:
             centres = self.centres(view, prior, labels, seed=seed)
@@ -158,10 +170,7 @@ class Descent(Attack):
             latents = family.sample(state, dice.normal(self.looks, family.noise))
             each = labels.repeat_interleave(self.looks)
             pictures = self.pictures(prior, latents.flatten(0, 1), each)
-            value, sure = self.identity(shown, prior, pictures, each, dice)
-            value = self.weight * value
-            if self.critic_weight:
-                value = value - self.critic_weight * prior.realism(pictures)
+            value, sure = self.judged(shown, prior, pictures, each, dice)
             value = value.unflatten(0, (-1, self.looks)).mean(1) / self.coupling
             return value + self.penalty(family, state, dice), sure.unflatten(0, (-1, self.looks)).mean(1)
 

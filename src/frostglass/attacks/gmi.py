@@ -47,14 +47,6 @@ class Gmi(Descent):
     def asked_once(self) -> int:
         return self.pool * self.samples
 
-    def problems(self, view: View, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
-        if self.pool and prior.condition:
-            found.append(
-                f"gmi.pool scores draws for all people at once, and this prior makes pictures of a given {prior.condition}: set pool to 0"
-            )
-        return found
-
     def centres(self, view: View, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.pool:
             return Pool(view, prior, self.pool, seed=seed).best(labels, self.candidates)

@@ -12,7 +12,7 @@ from frostglass.attacks.ball import project_l1
 from frostglass.attacks.base import Recipe, attacks, in_lanes
 from frostglass.attacks.dice import Dice
 from frostglass.attacks.ppa import Ppa
-from frostglass.attacks.search import Found, Objective, Pace, descend
+from frostglass.attacks.search import Found, descend
 from frostglass.checks import parameters
 from frostglass.priors.base import Prior
 from frostglass.priors.stylegan2 import StylePictures
@@ -152,10 +152,14 @@ class Ifgmi(Ppa):
         def searched(number: int, rows: Tensor, labels: Tensor, draws: Tensor) -> Found:
             """One stage, with an optimiser and random numbers of its own; those of the first are PPA's."""
             entrance, steps = stages[number]
-            project = entrance.within(self.radii[number])
-            pace = Pace(steps, self.lr, self.optimizer, self.momentum, self.patience, self.flat, project, self.betas, self.ramp)
+
+            def objective(rows: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
+                value, sure = self.judged(shown, prior, entrance.paint(rows), labels, dice)
+                return value / self.coupling, sure
+
             dice = Dice.of(seed, f"search {number}" if number else "search", labels, draws)
-            return descend(shown, rows, labels, dice, self._objective(shown, prior, entrance), pace, lanes=self.lanes)
+            pace = self.pace(steps, entrance.within(self.radii[number]))
+            return descend(shown, rows, labels, dice, objective, pace, lanes=self.lanes)
 
         def rated(pictures: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
             return self.robust(view, pictures, labels, Dice.of(seed, "rank", labels, draws))
@@ -185,14 +189,3 @@ class Ifgmi(Ppa):
             return latents[:, style:].unflatten(1, prior.image_shape).contiguous()
 
         return Recipe(super().recipe(view, prior, seed=seed).start, search, show=show, kept=style)
-
-    def _objective(self, view: View, prior: Prior, entrance: Entrance) -> Objective:
-        def objective(rows: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
-            pictures = entrance.paint(rows)
-            value, sure = self.identity(view, prior, pictures, labels, dice)
-            value = self.weight * value
-            if self.critic_weight:
-                value = value - self.critic_weight * prior.realism(pictures)
-            return value / self.coupling, sure
-
-        return objective

@@ -100,14 +100,6 @@ class Mirror(Descent):
     def ramp(self) -> Callable[[float], float]:
         return rise_and_fall
 
-    def problems(self, view: View, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
-        if prior.condition:
-            found.append(
-                f"mirror scores draws for all people at once, and this prior makes pictures of a given {prior.condition}: use another"
-            )
-        return found
-
     def space(self, prior: Prior) -> StyleSpace:
         return StyleSpace(prior, self.truncation, self.cutoff)
 

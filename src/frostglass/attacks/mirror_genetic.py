@@ -93,13 +93,6 @@ class MirrorGenetic(Attack):
         asked = (self.population - self.elite) * self.samples
         return f"up to {self.generations} generations of {asked:,} queries", self.generations * asked
 
-    def problems(self, view: View, prior: Prior) -> list[str]:
-        if not prior.condition:
-            return []
-        return [
-            f"mirror_genetic scores draws for all people at once, and this prior makes pictures of a given {prior.condition}: use another"
-        ]
-
     def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
         space = StyleSpace(prior, self.truncation, self.cutoff)
         pool = drawn_styles(space, self.pool, seed=seed)

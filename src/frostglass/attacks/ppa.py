@@ -78,14 +78,6 @@ class Ppa(Descent):
         what, pictures = super().effort()
         return (f"{what} and {self.trials} trials" if self.trials else what), pictures + self.trials * self.samples
 
-    def problems(self, view: View, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
-        if prior.condition:
-            found.append(
-                f"{self.name} scores draws for all people at once, and this prior makes pictures of a given {prior.condition}: use another"
-            )
-        return found
-
     def space(self, prior: Prior) -> StyleSpace:
         return StyleSpace(prior, self.truncation, self.cutoff)
 

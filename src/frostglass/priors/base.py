@@ -120,6 +120,17 @@ def check_unseen(prior: Prior, private_names: Iterable[str]) -> None:
         )
 
 
+def check_size(name: str, made: Shape, wanted: Shape) -> None:
+    """Refuse a generator that was made elsewhere for pictures of another size than the data has."""
+    if made[1:] != tuple(wanted[1:]):
+        sizes = ("×".join(map(str, shape[1:])) for shape in (made, wanted))
+        raise CheckpointError(
+            "{} makes pictures of {} pixels, the data has {}: set prior.resize to true, or use a prior or data of that size".format(
+                name, *sizes
+            )
+        )
+
+
 def save_prior(prior: Prior, folder: Path) -> None:
     """Write a prior as one safetensors file; `prior.info` must hold the method's name and parameters under "method"."""
     write_prior(prior, folder / "prior.safetensors")

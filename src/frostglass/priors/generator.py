@@ -1,6 +1,5 @@
 """Bring your own generator: any network that makes pictures from latents, once it is said which latents and which pictures."""
 
-import hashlib
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from frostglass.checks import parameters
 from frostglass.errors import CheckpointError, ConfigError, ModelError
 from frostglass.files import Work
 from frostglass.models.base import MISFITS, first_line
-from frostglass.priors.base import UNKNOWN, Prior, identity_hashes, priors
+from frostglass.priors.base import UNKNOWN, Prior, check_size, identity_hashes, priors
 from frostglass.priors.foreign import files_of, load_network, onnx_latent, split_source
-from frostglass.runtime import default_device, device_of, frozen, generator_for
+from frostglass.runtime import default_device, device_of, frozen, generator_for, weights_digest
 from frostglass.types import Images, Shape, View
 
 KINDS = ("normal", "uniform", "sphere")
@@ -42,7 +41,7 @@ class Latents:
     @classmethod
     def parse(cls, text: str) -> "Latents":
         """Latents as they are stated: "normal:512", "uniform:100", "sphere:512", "normal:100x1x1"."""
-        kind, _, sides = text.partition(":")
+        kind, _, sides = str(text).partition(":")
         shape = tuple(int(side) for side in sides.split("x") if side.isascii() and side.isdigit())
         if kind not in KINDS or len(shape) != len(sides.split("x")) or not 0 < math.prod(shape) <= MOST_NUMBERS:
             raise ValueError(
@@ -95,11 +94,7 @@ class SourcedPictures(OwnPictures):
     def __init__(self, source: str, network: nn.Module, latents: Latents, black: float, white: float):
         super().__init__(network, latents, black, white)
         self.source = source
-        total = hashlib.sha256()
-        for name, tensor in network.state_dict().items():
-            total.update(name.encode())
-            total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        self.register_buffer("content", torch.tensor(list(total.digest()), dtype=torch.uint8))
+        self.register_buffer("content", torch.tensor(list(weights_digest(network)), dtype=torch.uint8))
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
         return {"content": self.content}
@@ -176,11 +171,8 @@ class Generator:
                 f"{self.source} takes latents of {_sides(taken)}, and {self.latents} was stated: state {Latents(self.latents.kind, taken)}"
             )
         shape = check_generator(pictures, self.source, self.size)
-        if shape[1:] != tuple(image_shape[1:]) and not self.resize:
-            raise CheckpointError(
-                f"{self.source} makes pictures of {_sides(shape[1:])} pixels, the data has {_sides(image_shape[1:])}: "
-                "set prior.resize to true, or use data of that size"
-            )
+        if not self.resize:
+            check_size(self.source, shape, image_shape)
         return _prior(pictures, shape, asdict(self), resize=self.resize)  # type: ignore[call-overload]
 
     def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
@@ -237,11 +229,11 @@ def check_generator(pictures: OwnPictures, name: str, size: int | None = None) -
             shape: Shape = tuple(made.shape[1:])  # type: ignore[assignment]
             if size and shape[1:] != (size, size):
                 raise ModelError(f"{name} makes pictures of {_sides(shape[1:])} pixels, and {size}×{size} was stated: correct prior.size")
+            if made.std(0).max() <= ALONE * (made.max() - made.min()):
+                raise ModelError(f"{name} makes the same picture of every latent: it was not trained, or its input is not the latent")
             width = abs(pictures.white - pictures.black)
             _check_range(made, sorted((pictures.black, pictures.white)), name)
             _check_repeatable(pictures, normals[: PARTS[0]], made[: PARTS[0]], width, name)
-            if made.std(0).max() < ALONE * width:
-                raise ModelError(f"{name} makes the same picture of every latent: it was not trained, or its input is not the latent")
         _check_gradient(pictures, normals[:2], name)
     return shape
 

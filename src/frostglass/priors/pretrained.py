@@ -8,7 +8,7 @@ from typing import ClassVar
 from frostglass.checks import parameters
 from frostglass.errors import CheckpointError, ConfigError
 from frostglass.files import Work
-from frostglass.priors.base import Prior, priors, read_prior
+from frostglass.priors.base import Prior, check_size, priors, read_prior
 from frostglass.registry import nearest
 from frostglass.types import Images, Shape, View
 
@@ -67,9 +67,6 @@ class Pretrained:
             prior = replace(prior, info={**prior.info, "resize": True})
         if prior.tied_to is not None:
             raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
-        if prior.image_shape[1:] != tuple(image_shape[1:]) and not self.resize:
-            made, data = ("×".join(map(str, shape[1:])) for shape in (prior.image_shape, image_shape))
-            raise CheckpointError(
-                f"{self.weights} makes pictures of {made} pixels, the data has {data}: train a prior on this data, or set prior.resize to true"
-            )
+        if not self.resize:
+            check_size(self.weights, prior.image_shape, image_shape)
         return prior

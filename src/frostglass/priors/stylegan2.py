@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from frostglass.checks import parameters
-from frostglass.errors import CheckpointError, ConfigError
+from frostglass.errors import ConfigError
 from frostglass.files import Work
-from frostglass.priors.base import UNKNOWN, Prior, identity_hashes, priors
+from frostglass.priors.base import UNKNOWN, Prior, check_size, identity_hashes, priors
 from frostglass.priors.diffaugment import Change, changed
 from frostglass.priors.gan import SHEET, Schedule, train_in_turns
 from frostglass.priors.nvidia import load_generator
@@ -211,14 +211,10 @@ class Stylegan2:
         side = self.crop or made.resolution
         if side > made.resolution:
             raise ConfigError(f"prior.crop ({side}) is larger than the {made.resolution} pixels a side that {self.weights} makes: lower it")
-        if (side, side) != tuple(image_shape[1:]):
-            if not self.resize:
-                raise CheckpointError(
-                    f"{self.weights} makes pictures of {side}×{side} pixels, the data has {image_shape[1]}×{image_shape[2]}: set prior.resize to true, "
-                    "or use data of that size"
-                )
+        if self.resize:
             side = image_shape[1]
         shape = (made.colours, side, side)
+        check_size(str(self.weights), shape, image_shape)
         own = replace(
             self, weights=None, resolution=made.resolution, latent=made.z_dim, style=made.w_dim, layers=made.layers, channel_base=made.channel_base,
             channel_max=made.channel_max, clamp=made.clamp,
