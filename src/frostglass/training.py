@@ -14,12 +14,13 @@ from frostglass.checks import parameters
 from frostglass.data.augment import augment
 from frostglass.data.splits import public_people
 from frostglass.defenses import compose
-from frostglass.defenses.base import Batch, Defense, Moment, Size, Stage
+from frostglass.defenses.base import Batch, Defense, Moment, Opponent, Size, Stage
 from frostglass.errors import ConfigError, ModelError, RunError
 from frostglass.files import Work
 from frostglass.models.base import as_seen
 from frostglass.models.build import build, source
 from frostglass.models.checkpoint import body, load_body, load_weights, read_body
+from frostglass.models.cut import cut
 from frostglass.models.taps import find_head, find_taps
 from frostglass.runtime import (
     capture,
@@ -57,6 +58,9 @@ class Training:
             share of the area. jitter: strengths of random brightness, contrast, saturation and hue. cutout: blank a square of this share
             of the side.
         keep: "best" keeps the epoch with the best validation accuracy (the later of equals), "last" the last.
+        attributes: learn these attributes of the pictures, ["all"] for every one the data has, instead of who is on them; a picture may
+            have any number of them, and accuracy is then the mean over attributes.
+        cut: the layer behind which the network's features leave the device, where it is split between one and a server.
     """
 
     model: str = "cnn"
@@ -82,6 +86,8 @@ class Training:
     jitter: tuple[Share, Share, Share, Annotated[float, Field(ge=0, le=0.5)]] = (0.0, 0.0, 0.0, 0.0)
     cutout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     keep: Literal["best", "last"] = "best"
+    attributes: tuple[str, ...] = ()
+    cut: str | None = None
 
     def __post_init__(self) -> None:
         if self.start_parts and self.start in (None, PUBLIC):
@@ -139,7 +145,10 @@ def untrained(
     )
     # Taps are those of the plain network: what a defense puts in place of its head has none.
     head, taps = find_head(module, image_shape), find_taps(module, image_shape)
-    bare = Target(module=module, classes=classes, image_shape=image_shape, head=head, taps=taps)
+    bare = Target(
+        module=module, classes=classes, image_shape=image_shape, head=head, taps=taps, attributes=bool(config.attributes),
+        cut=cut(module, config.cut, image_shape).tap if config.cut else "",
+    )  # fmt: skip
     if isinstance(start, Target):
         bare = compose.prepare(compose.during_stage(defenses), bare, seed=seed)
         load_body(bare.module, bare.head, body(start.module, start.head))
@@ -148,8 +157,12 @@ def untrained(
     return compose.prepare(defenses, bare, seed=seed)
 
 
-def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
-    """Refuse a training that ends before its defenses are at full strength: it would hand out a half-defended model."""
+def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
+    """Refuse what no network can mend: defenses of people for attributes, and an end before full strength: a half-defended model."""
+    if config.attributes and (unfit := [defense.name for defense in defenses if not defense.takes_attributes]):
+        raise ConfigError(
+            f"{', '.join(unfit)} defends a classifier of people, and target.attributes asks for one of attributes: leave one of the two out"
+        )
     weak = [defense.name for defense in defenses if not defense.settled(Moment(config.epochs - 1, config.epochs))]
     if weak and not config.weights:
         raise ConfigError(
@@ -159,7 +172,7 @@ def check_strength(config: Training, defenses: Sequence[Defense]) -> None:
 
 def check_training(config: Training, target: Target, defenses: Sequence[Defense], records: int) -> None:
     """Refuse defenses that cannot work on a prepared network with this recipe, before anything is computed."""
-    check_strength(config, defenses)
+    check_recipe(config, defenses)
     if not config.weights and (found := compose.problems(defenses, target, Size(records, config.batch, config.epochs))):
         raise ConfigError(found)
 
@@ -170,35 +183,37 @@ def train_target(
     defenses: Sequence[Defense] = (),
     *,
     start: Target | None = None,
+    perceptual: Target | None = None,
     seed: int = 0,
     work: Work | None = None,
 ) -> Target:
     """Train a classifier on the private training images (or load `config.weights`); selection sees validation images only.
 
-    A first stage that a defense or `config.start` asks for is trained here too, unless its result is given as `start`. Resumes from the
-    last finished epoch in `work` with the same result as an uninterrupted run.
+    A first stage that a defense or `config.start` asks for is trained here too, unless its result is given as `start`. `perceptual` is a network by whose layers
+    defenses compare pictures, where one does. Resumes from the last finished epoch in `work` with the same result as an uninterrupted run.
     """
     if isinstance(defenses, Defense) or not all(isinstance(defense, Defense) for defense in defenses):
         raise ConfigError(f"expected a list of defenses such as [Mid(weight=0.01)], got {defenses!r}")
     compose.check_composition(defenses)
-    check_strength(config, defenses)
+    check_recipe(config, defenses)
     if len(split.train) < 2:
         raise ModelError(f"training needs at least 2 images, got {len(split.train)}")
+    classes = classes_of(config, split)
     if first := first_stage(config, defenses):
-        check_training(config, untrained(config, split.classes, split.train.shape, defenses, seed=seed), defenses, len(split.train))
+        check_training(config, untrained(config, classes, split.train.shape, defenses, seed=seed), defenses, len(split.train))
         if start is None:
             before = seed_for(seed, "stage")
             start = train_target(first.config, stage_split(split, first.data, seed=before), first.defenses, seed=before)
     elif start is not None:
         raise ConfigError("a first stage was given, and neither target.start nor a defense asks for one: leave it out")
-    target = untrained(config, split.classes, split.train.shape, defenses, seed=seed, start=start or config.starting_file)
+    target = untrained(config, classes, split.train.shape, defenses, seed=seed, start=start or config.starting_file)
     check_training(config, target, defenses, len(split.train))
     if config.weights:
         load_weights(target.module, config.weights)
         history: list[dict[str, float]] = []
         chosen = None
     else:
-        history, chosen = _fit(config, target, split, defenses, seed=seed, work=work or Work.scratch())
+        history, chosen = _fit(config, target, split, defenses, perceptual, seed=seed, work=work or Work.scratch())
     target.module.eval()
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     info: dict[str, Any] = {
@@ -222,7 +237,38 @@ def train_target(
     return replace(target, info=info)
 
 
-def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defense], *, seed: int, work: Work) -> tuple[list, int]:
+def classes_of(config: Training, split: Split) -> tuple[str, ...]:
+    """What a training on these pictures learns to tell: people, or attributes."""
+    return attributes_of(config, split.train.attribute_names) if config.attributes else split.classes
+
+
+def attributes_of(config: Training, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The attributes that a training learns, of those that the data has."""
+    if config.attributes == ("all",) and known:
+        return known
+    if strange := [name for name in config.attributes if name not in known]:
+        told = f"it has {', '.join(known)}" if known else "it has none: use faces, or a folder with a table of attributes"
+        raise ConfigError(f"attributes: the data has no attribute {strange[0]!r}; {told}")
+    return config.attributes
+
+
+def wanted(target: Target, images: Images) -> Tensor:
+    """What a target should say of pictures: the class of each, (N,), or which attributes it has, (N, K) of 0.0 and 1.0."""
+    if not target.attributes:
+        return images.labels
+    if images.attributes is None:
+        raise ConfigError("the target tells attributes, and these pictures come without any: use data with attributes, such as faces")
+    return images.attributes[:, [images.attribute_names.index(name) for name in target.classes]].float()
+
+
+def right(logits: Tensor, answers: Tensor) -> Tensor:
+    """How right logits are, picture by picture: 1 or 0 for a class, the share of attributes otherwise."""
+    return (logits.argmax(1) == answers).float() if answers.ndim == 1 else ((logits > 0) == (answers > 0)).float().mean(1)
+
+
+def _fit(
+    config: Training, target: Target, split: Split, defenses: Sequence[Defense], perceptual: Target | None, *, seed: int, work: Work
+) -> tuple[list, int]:
     from lightning_fabric import Fabric  # imported here: it takes seconds
 
     fabric = Fabric(accelerator=default_device().type, devices=1)
@@ -234,12 +280,15 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
     rule = compose.optimizer(defenses, target.module, optimizer_of(config, trainable), Size(len(split.train), config.batch, config.epochs))
     module, optimizer = fabric.setup(target.module, rule)
     names = compose.taps(defenses, target)
+    opponents = compose.opponents(defenses, target, split.public, perceptual, seed=seed)
     history: list[dict[str, float]] = []
     best: dict[str, Tensor] = {}
     chosen = -1
     if saved := work.load("training"):
         tensors, values = saved
         history, chosen = values["history"], values["chosen"]
+        for number, opponent in enumerate(opponents):
+            opponent.restore(under_prefix(f"opponent{number}", tensors))
         target.module.load_state_dict(under_prefix("module", tensors))
         restore_optimizer(optimizer, under_prefix("optimizer", tensors))
         best = under_prefix("best", tensors)
@@ -248,7 +297,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
         for group in optimizer.param_groups:
             group["lr"] = config.lr * _lr_factor(config, moment)
         with seeded(seed, "epoch", epoch):  # dropout and noise inside the network
-            row = train_epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, seed=seed)
+            row = train_epoch(config, fabric, module, optimizer, target, split.train, defenses, names, moment, opponents, seed=seed)
         row["validation_accuracy"] = accuracy(target, split.validation)
         if math.isnan(row["validation_accuracy"]):
             raise RunError(f"{config.model}: NaN or infinity after epoch {epoch}: lower the learning rate or the defense's strength")
@@ -258,6 +307,8 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
             chosen, best = epoch, {name: t.detach().clone() for name, t in target.module.state_dict().items()}
         if epoch + 1 < config.epochs:
             tensors = with_prefix("module", target.module.state_dict()) | with_prefix("optimizer", optimizer_tensors(optimizer))
+            for number, opponent in enumerate(opponents):
+                tensors |= with_prefix(f"opponent{number}", opponent.tensors())
             work.save("training", tensors | with_prefix("best", best), {"history": history, "chosen": chosen})
         work.progress(epoch + 1, config.epochs, f"accuracy {row['validation_accuracy']:.3f}")
     target.module.load_state_dict(best)
@@ -266,7 +317,7 @@ def _fit(config: Training, target: Target, split: Split, defenses: Sequence[Defe
 
 def train_epoch(
     config: Training, fabric: Any, module: nn.Module, optimizer: Any, target: Target, images: Images,
-    defenses: Sequence[Defense], taps: Sequence[tuple[str, ...]], moment: Moment, *, seed: int,
+    defenses: Sequence[Defense], taps: Sequence[tuple[str, ...]], moment: Moment, opponents: Sequence[Opponent] = (), *, seed: int,
 ) -> dict[str, float]:  # fmt: skip
     """One pass over the training images; returns the mean of each loss term, of the logits' length and of the training accuracy."""
     module.train()
@@ -274,15 +325,19 @@ def train_epoch(
     dice = generator_for(seed, "order", moment.epoch)
     batches = _batches(config, images.labels, defenses, dice)
     seen = sum(map(len, batches))
+    answers = wanted(target, images)
     totals: dict[str, float] = {}
     for number, index in enumerate(batches):
+        for opponent in opponents:
+            opponent.turn(moment, number)
         optimizer.zero_grad(set_to_none=True)
         if len(index):
             pictures = fabric.to_device(_augmented(config, images.floats(index), dice))
-            labels = fabric.to_device(images.labels[index])
+            labels = fabric.to_device(answers[index])
             with capture(target.module, tuple(dict.fromkeys(chain(*taps)))) as tapped:
                 logits = module(pictures)
-            terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, moment, as_seen(target.module, pictures)), taps)
+            batch = Batch(pictures, labels, logits, tapped, moment, as_seen(target.module, pictures))
+            terms = compose.losses(defenses, batch, taps, opponents)
             loss = sum((term.weight * term.value for term in terms.values()), start=torch.zeros((), device=logits.device))
             if not loss.isfinite():
                 worst = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())
@@ -293,7 +348,7 @@ def train_epoch(
             fabric.backward(loss)
             row = {name: term.weight * term.value.item() for name, term in terms.items()}
             row["logit_norm"] = logits.detach().norm(dim=1).mean().item()
-            row["train_accuracy"] = (logits.argmax(1) == labels).float().mean().item()
+            row["train_accuracy"] = right(logits, labels).mean().item()
             for name, value in row.items():
                 totals[name] = totals.get(name, 0.0) + len(index) / seen * value
         optimizer.step()
@@ -314,16 +369,17 @@ def _augmented(config: Training, images: Tensor, dice: torch.Generator) -> Tenso
 
 
 def accuracy(target: Target, images: Images) -> float:
-    """Share of images the target labels right, in evaluation mode; NaN if it puts out NaN or infinity. Nothing of the target is changed."""
+    """Share of images the target labels right (or of their attributes), in evaluation mode; NaN if it puts out NaN or infinity. Nothing of the target is changed."""
     device = device_of(target.module)
-    right = 0
+    answers = wanted(target, images)
+    hits = 0.0
     with frozen(target.module), torch.no_grad():
         for index in torch.arange(len(images)).split(256):
             logits = target.module(images.floats(index).to(device))
             if not logits.isfinite().all():
                 return math.nan
-            right += int((logits.argmax(1).cpu() == images.labels[index]).sum())
-    return right / len(images)
+            hits += right(logits.cpu(), answers[index]).double().sum().item()
+    return hits / len(images)
 
 
 def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -17,19 +17,32 @@ SMALL = {
     "bido": {"per_identity": 2},
     "transfer": {"epochs": 2},
     "dpsgd": {"noise": 0.5},
+    "adv_learn": {"decoder_width": 4, "head_start": 2, "public_batch": 8},
+    "disco": {"decoder_width": 4, "pruner_width": 4, "head_start": 2, "public_batch": 8},
+    "tiprdc": {"epochs": 2, "reader_width": 2},
 }
-CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
+CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage3")
 
 # Which pairs go together; everything else is refused, and the reason names both.
 REFUSED = {
     frozenset({"mid", "calor"}): "calor and mid both replace the head",
     frozenset({"calor", "label_smoothing"}): "calor and label_smoothing both replace the classification loss",
-    frozenset({"bido", "dpsgd"}): "bido looks at several samples of a batch together, and dpsgd needs the gradient of each on its own",
+    **{
+        frozenset({name, "dpsgd"}): f"{name} looks at several samples of a batch together, and dpsgd needs the gradient of each on its own"
+        for name in ("bido", "adv_learn", "disco")
+    },
+    frozenset({"tiprdc", "dpsgd"}): "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise",
+    frozenset({"tiprdc", "transfer"}): "tiprdc and transfer both replace the starting weights",
+    **{
+        frozenset({one, other}): f"{one} and {other} both replace the training of the encoder"
+        for one, other in (("adv_learn", "disco"), ("adv_learn", "tiprdc"), ("disco", "tiprdc"))
+    },
 }
-PAIRS = [tuple(sorted(pair)) for pair in combinations(defenses.names(), 2)]
+TRAINED = [name for name in defenses.names() if not defenses.get(name).releases]
+PAIRS = [tuple(sorted(pair)) for pair in combinations(TRAINED, 2)]
 
 
-@pytest.fixture(params=defenses.names())
+@pytest.fixture(params=TRAINED)
 def defense(request):
     return defenses.get(request.param)
 
@@ -108,6 +121,8 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
     assert ("confidence_adaptation" in terms) == ("calor" in pair)
     assert ("epsilon" in made.info["facts"].get("dpsgd", {})) == ("dpsgd" in pair)
     assert ("transfer" in made.info["facts"]) == ("transfer" in pair)
+    assert ("reconstruction" in terms) == bool({"adv_learn", "disco"} & set(pair))
+    assert ("first_stage" in made.info) == bool({"tiprdc", "transfer"} & set(pair))
 
 
 def test_what_a_setting_decides_about_a_pair():

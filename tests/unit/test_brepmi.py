@@ -314,9 +314,9 @@ def test_cost_is_at_most_the_budget(monkeypatch):
     monkeypatch.setattr(cost, "_generator_seconds", lambda *_: 0.002)
     shape, people = SimpleNamespace(image_shape=(1, 1, 5)), SimpleNamespace(identities=10)
     exp = SimpleNamespace(data=shape, judging=people, prior=Pretrained(), target=None)
-    text, seconds = cost._work("attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost._Once())
+    text, seconds = cost._work("attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost.Once())
     assert text == "10 people × 2 candidates × up to 1,000 queries, and up to 256 to find starts"
     assert seconds == pytest.approx((10 * 2 * 1000 + 256) * 0.006 / 3)
-    text, seconds = cost._work("attack", Gmi(candidates=2, keep=1, steps=30), (), exp, cost._Once())
+    text, seconds = cost._work("attack", Gmi(candidates=2, keep=1, steps=30), (), exp, cost.Once())
     assert text == "10 people × 2 candidates × 30 steps"
     assert seconds == pytest.approx(10 * 2 * 30 * 0.006)

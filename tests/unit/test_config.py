@@ -7,6 +7,7 @@ import pytest
 from frostglass.attacks.kedmi import Kedmi
 from frostglass.errors import ConfigError
 from frostglass.experiments.config import Experiment, assign, expand, experiments, read_config, read_with_generator
+from frostglass.experiments.features import feature_experiments, is_about_features
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.wgan import Wgan
 
@@ -151,7 +152,8 @@ def test_assign_makes_tables_on_the_way():
     ids=lambda p: p.name,
 )
 def test_every_shipped_config_loads(path):
-    assert experiments(read_config(path))
+    values = read_config(path)
+    assert feature_experiments(values) if is_about_features(values) else experiments(values)
 
 
 def test_defenses_alone_and_in_a_grid_are_refused():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from frostglass.data.attributes import Attributes
 from frostglass.data.base import datasets
 from frostglass.data.digits import Digits
 from frostglass.data.folder import Folder
@@ -328,3 +329,47 @@ def test_bad_folder_parameters_are_refused(tmp_path):
         folder(tmp_path, crop="center")
     with pytest.raises(ConfigError, match="public: required, and not given"):
         Folder(private=tmp_path)
+
+
+TABLE = "picture,glasses,hat\n"
+
+
+def test_folder_attributes_by_path_and_by_name(album):
+    private, public = album / "private", album / "public"
+    names = [source for table in Folder(private=private, public=public, size=16).tables() for source in table.sources]
+    (album / "table.csv").write_text(TABLE + "".join(f"{name},{place % 2},{int(place % 3 == 0)}\n" for place, name in enumerate(names)))
+    ours, theirs = Folder(private=private, public=public, size=16, attributes=album / "table.csv").tables()
+    assert ours.attribute_names == theirs.attribute_names == ("glasses", "hat")
+    told = {name: [place % 2 == 1, place % 3 == 0] for place, name in enumerate(names)}
+    for table in (ours, theirs):
+        assert table.attributes.tolist() == [told[source] for source in table.sources]
+
+
+def test_celebas_own_layout(tmp_path):
+    (tmp_path / "list_attr_celeba.txt").write_text("2\nEyeglasses Smiling\n000001.jpg  1 -1\n000002.jpg -1  1\n")
+    table = Attributes(tmp_path / "list_attr_celeba.txt")
+    assert table.names == ("Eyeglasses", "Smiling")
+    assert table.of(["7/000002.jpg", "9/000001.jpg"]).tolist() == [[False, True], [True, False]]
+    with pytest.raises(DataError, match="says nothing of 2 of 2 pictures"):
+        table.of(["7/000001.jpg", "9/000001.jpg"])  # which of the two is meant?
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (TABLE, "holds no table"),
+        ("picture,hat,hat\na.png,1,0\n", "names each attribute once"),
+        (TABLE + "a.png,1,2\n", "line 2: expected a picture and 2 values of 1 or 0 .or -1., got '2'"),
+        (TABLE + "a.png,1,0\nb.png,1\n", "line 3: .* got '1 values'"),
+        (TABLE + "other.png,1,0\n", "says nothing of 1 of 1 pictures: a.png; add a line for each"),
+    ],
+)
+def test_tables_of_attributes_that_cannot_be_used(tmp_path, text, match):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(DataError, match=match):
+        Attributes(tmp_path / "table.csv").of(["a.png"])
+
+
+def test_a_table_of_attributes_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="cannot read the attributes in"):
+        Attributes(tmp_path / "table.csv")

@@ -15,6 +15,7 @@ from frostglass.experiments import cost, memory
 from frostglass.experiments.config import experiments
 from frostglass.experiments.memory import GAPS, HEAP, MIB, Ledger, foreseen, resident
 from frostglass.experiments.store import Store
+from frostglass.priors.decoder import build_decoder
 from frostglass.priors.pretrained import Pretrained
 
 STUDENT = {"model": "cnn", "options": {"width": 4}}
@@ -209,11 +210,11 @@ def test_students_look_at_every_picture_too(monkeypatch):
     ):
         monkeypatch.setattr(cost, name, lambda *_, seconds=seconds: seconds)
     exp = experiments(TINY | {"prior": {"name": "students", "base": TINY["prior"], "students": [{"model": "cnn"}]}})[0][1]
-    assert cost._look_seconds(Lomma(), exp, 4, cost._Once()) == pytest.approx(0.004 + 0.01 + 0.02)
+    assert cost._look_seconds(Lomma(), exp, 4, cost.Once()) == pytest.approx(0.004 + 0.01 + 0.02)
     alone = Lomma(students=False, regulariser="off")
-    assert cost._look_seconds(alone, exp, 4, cost._Once()) == pytest.approx(0.004 + 0.02)
+    assert cost._look_seconds(alone, exp, 4, cost.Once()) == pytest.approx(0.004 + 0.02)
     embedded = SimpleNamespace(data=exp.data, target=exp.target, prior=Pretrained())
-    assert cost._look_seconds(alone, embedded, 4, cost._Once()) == pytest.approx(0.004 + 0.003)
+    assert cost._look_seconds(alone, embedded, 4, cost.Once()) == pytest.approx(0.004 + 0.003)
 
 
 def test_a_stylegan_that_is_read_is_not_trained(monkeypatch):
@@ -222,8 +223,8 @@ def test_a_stylegan_that_is_read_is_not_trained(monkeypatch):
     read, trained = (
         experiments(TINY | {"prior": {"name": "stylegan2"} | more, "attack": {"name": "ppa"}})[0][1] for more in ({"weights": "w"}, {})
     )
-    assert cost._prior_work(read.prior, (3, 16, 16), 4, 80, cost._Once()) == ("load weights", 0.5)
-    assert cost._look_seconds(read.attack, read, 4, cost._Once()) == pytest.approx(0.504)
+    assert cost._prior_work(read.prior, (3, 16, 16), 4, 80, cost.Once()) == ("load weights", 0.5)
+    assert cost._look_seconds(read.attack, read, 4, cost.Once()) == pytest.approx(0.504)
     assert not trained.prior.ready
 
 
@@ -249,3 +250,17 @@ def test_a_run_takes_what_was_foreseen(tmp_path):
     said, taken, step, unknown = json.loads(done.stdout)
     assert (bool(step), unknown) == (True, "")
     assert 0.75 < said / taken < 1.25
+
+
+def test_a_simulated_attacker_is_foreseen_too(tmp_path):
+    def needed(attributes=(), **defense):
+        return need(tmp_path, target=SMALL | {"cut": "stage2", "attributes": attributes}, defenses=[defense])
+
+    few, many = (needed(name="adv_learn", decoder_width=width) for width in (8, 128))
+    with torch.device("meta"):
+        decoder = build_decoder((8, 4, 4), (3, 16, 16), width=128)
+    weights = sum(weight.nbytes for weight in decoder.parameters())
+    assert many.bytes - few.bytes > 4 * weights  # with gradients and Adam's two means
+    assert not few.unknown + many.unknown + needed(name="tiprdc", reader_width=4, epochs=1).unknown
+    described = needed(["hat", "beard"], name="disco", pruner_width=4, decoder_width=4)
+    assert described.unknown.startswith("scores cannot be rehearsed")  # of a target that tells no people; its training could be

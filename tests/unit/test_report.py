@@ -1,6 +1,4 @@
-import base64
 import csv
-import io
 import json
 import re
 import tomllib
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -29,10 +26,12 @@ from frostglass.report.arrange import Study, group
 from frostglass.report.build import build_report
 from frostglass.report.charts import Mark, number, toml, track
 from frostglass.report.matrix import attack_notes, matrix
+from frostglass.report.plot import MARKS
 from frostglass.report.recipes import fact_words, training_caption, training_notes, training_rows, words
 from frostglass.report.runs import read_run
-from frostglass.report.tradeoff import MARKS, tradeoff
+from frostglass.report.tradeoff import tradeoff
 from frostglass.types import Images, Reconstructions, Split, Target
+from pages import Page, plain
 
 CALOR = [{"name": "calor", "rank": 3}]
 SMOOTHING = [{"name": "label_smoothing"}]
@@ -113,61 +112,6 @@ def make_run(
         made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls, undefended))
     labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
     return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
-
-
-def plain(text: str) -> str:
-    """Text without the characters that only steer line breaks."""
-    return text.replace("\u202f", " ").replace("\u00a0", " ").replace("\u2060", "")
-
-
-class Page(HTMLParser):
-    """The parts of a page that tests look at: all text, its sentences, its tables by name, all tags."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, Any]]] = []
-        self.texts: list[str] = []
-        self.sentences: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self._stack: list[tuple[str, dict[str, Any]]] = []
-        self._region = ""
-        self.feed(path.read_text(encoding="utf-8"))
-        self.text = " ".join("".join(self.texts).split())
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.tags.append((tag, values))
-        if values.get("role") == "region":
-            self._region = values["aria-label"]
-            self.tables.setdefault(self._region, [])
-        if tag == "tr":
-            self.tables[self._region].append([])
-        if tag in ("td", "th"):
-            self.tables[self._region][-1].append("")
-        if tag == "p" and values.get("class") == "said":
-            self.sentences.append("")
-        if tag not in ("img", "meta", "br"):
-            self._stack.append((tag, values))
-
-    def handle_endtag(self, tag):
-        assert self._stack.pop()[0] == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data):
-        open_tags = [tag for tag, _ in self._stack]
-        data = plain(data)
-        if "style" not in open_tags:
-            self.texts.append(data + " ")
-        if any(values.get("class") == "said" for _, values in self._stack):
-            self.sentences[-1] += data
-        if "td" in open_tags or "th" in open_tags:
-            row = self.tables[self._region][-1]
-            row[-1] = " ".join(f"{row[-1]} {data}".split())
-
-    @property
-    def images(self) -> list[np.ndarray]:
-        sources = [values["src"] for tag, values in self.tags if tag == "img"]
-        assert all(source.startswith("data:image/png;base64,") for source in sources)
-        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1])))) for source in sources]
 
 
 def sentences(tmp_path: Path, audits: Sequence[dict[str, Any]], **how: Any) -> list[str]:

@@ -2,19 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from frostglass.attacks.dice import LANES, Dice, filled
-from frostglass.types import View
 
 Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, Dice], tuple[Tensor, Tensor]]
 CONVINCED = 0.5  # confidence below which no search is called done
 CHECK_EVERY = 10  # steps between two looks at who has finished or gone astray
+
+
+class Counting(Protocol):
+    """What counts the pictures shown to it: a view of a target, or of features."""
+
+    queries: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Pace:
         return torch.optim.SGD([state], lr=self.lr, momentum=self.momentum, nesterov=self.optimizer == "nesterov")
 
 
-def descend(view: View, start: Tensor, labels: Tensor, dice: Dice, objective: Objective, pace: Pace, *, lanes: int = LANES) -> Found:
+def descend(view: Counting, start: Tensor, labels: Tensor, dice: Dice, objective: Objective, pace: Pace, *, lanes: int = LANES) -> Found:
     """Minimise `objective(state, labels, dice)`, which gives the loss and the target's confidence of each row; rows never influence each other.
 
     Rows that have finished leave the batch, and so do those whose loss is not finite, with what they had at the last check. Batches are filled

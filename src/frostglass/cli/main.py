@@ -110,9 +110,41 @@ def check(
     check_settings(read_with_generator(config, settings or (), prior, latent, span, resize=resize), store, as_json=as_json)
 
 
+@app.command()
+def protect(
+    config: Annotated[Path, typer.Argument(help="A TOML file about a split model: one whose [target] has a cut.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the two halves, client and server.")],
+    only: Annotated[str | None, typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label.")] = None,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Split a model: a client that lets out protected features only, and a server that answers them."""
+    from frostglass.cli.features import protect_settings
+    from frostglass.experiments.config import read_config
+
+    protect_settings(read_config(config, settings or ()), store, out, only, as_json=as_json, threads=threads)
+
+
+@app.command()
+def release(
+    client: Annotated[Path, typer.Argument(help="The client folder that protect wrote.")],
+    pictures: Annotated[Path, typer.Argument(help="A folder of pictures.")],
+    out: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the protection's random numbers.")] = 0,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Protect pictures with a client: write the features that may leave the device. Run it again to resume."""
+    from frostglass.cli.features import release_features
+
+    release_features(client, pictures, out, seed=seed, as_json=as_json, threads=threads)
+
+
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="datasets, models, defenses, priors, attacks or metrics.")],
+    kind: Annotated[str, typer.Argument(help="datasets, models, defenses, priors, attacks, feature_attacks or metrics.")],
     as_json: JsonOption = False,
 ) -> None:
     """List what exists of a kind."""

@@ -20,6 +20,7 @@ from frostglass.errors import ConfigError, RunError
 from frostglass.experiments.catalogue import describe, entries
 from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.cost import estimate, problems
+from frostglass.experiments.features import is_about_features
 from frostglass.experiments.grid import run_all, summary, versions, write_run
 from frostglass.experiments.store import Store
 from frostglass.priors.nvidia import KIND, convert_stylegan2
@@ -37,9 +38,14 @@ def demo_settings() -> dict[str, Any]:
 
 def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None, redact: bool) -> None:
     """Run a config, write its run folder and report, print the scores; fails when an audit proves nothing."""
+    if is_about_features(settings):
+        from frostglass.cli.features import run_feature_settings
+
+        run_feature_settings(settings, store, out, as_json=as_json, threads=threads, redact=redact)
+        return
     if threads:
         torch.set_num_threads(threads)
-    folder = _run_folder(out, _ready(settings, store)[0][1].name)
+    folder = run_folder(out, _ready(settings, store)[0][1].name)
     with Bars() as bars:
         result = run_all(settings, Store(store, listener=bars))
     try:
@@ -63,14 +69,14 @@ def _ready(settings: dict[str, Any], store: Path) -> list[tuple[str, Experiment]
     """The experiments of a config, after everything that can be refused without computing has been."""
     chosen = experiments(settings)
     Store(store)
-    _check_writable("--store", store)
-    _check_device()
+    check_writable("--store", store)
+    check_device()
     if found := problems(chosen):
         raise ConfigError(found)
     return chosen
 
 
-def _check_device() -> None:
+def check_device() -> None:
     try:
         torch.zeros(1, device=default_device())
     except (RuntimeError, AssertionError) as error:
@@ -78,16 +84,16 @@ def _check_device() -> None:
         raise ConfigError(f"FROSTGLASS_DEVICE names no device of this machine ({reason}): set it to cpu, or leave it out") from error
 
 
-def _run_folder(out: Path | None, name: str) -> Path:
+def run_folder(out: Path | None, name: str) -> Path:
     """Where the run goes; refused now if it cannot be written, and not after hours of work."""
     if out is None and not re.fullmatch(r"\w[\w .+-]*", name):
         raise ConfigError(f"name: expected letters, digits, spaces, '.', '+' or '-', because the run's folder is named so; got {name!r}")
     folder = out or Path("runs") / name
-    _check_writable("--out", folder)
+    check_writable("--out", folder)
     return folder
 
 
-def _check_writable(option: str, folder: Path) -> None:
+def check_writable(option: str, folder: Path) -> None:
     if not _writable(folder):
         raise ConfigError(f"{option} {folder} cannot be made or written: give a folder of your own")
 
@@ -122,13 +128,13 @@ def _print_scores(facts: dict[str, Any]) -> None:
         table.add_row(
             audit["label"],
             f"{audit['target']['accuracy']['test']:.1%}",
-            *(_with_interval(scores[judge]) for judge in judges),
+            *(with_interval(scores[judge]) for judge in judges),
             " ".join(f"{audit['prior_only'][judge]['value']:.1%}" for judge in judges),
             f"{scores['target_top1']['value']:.1%}",
             f"{audit['queries']:,}",
             f"{audit['seconds']:.0f}",
         )
-    _console(130).print(table)
+    console(130).print(table)
     accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
     print("judge N: rebuilt people it recognises; prior only: the same for blind draws; target: pictures the attacked model itself accepts")
     print(f"judges' own accuracy on held-out pictures: {accuracy}")
@@ -137,17 +143,22 @@ def _print_scores(facts: dict[str, Any]) -> None:
             print(f"note ({audit['label']}): {warning}")
 
 
-def _console(width: int) -> Console:
+def console(width: int) -> Console:
     """Stdout, at least this wide; brackets and colons in a user's names mean nothing to it."""
     return Console(width=max(width, Console().width), markup=False, emoji=False, highlight=False)
 
 
-def _with_interval(score: dict[str, float]) -> str:
+def with_interval(score: dict[str, float]) -> str:
     return f"{score['value']:.1%} ({score['low']:.1%} to {score['high']:.1%})"
 
 
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
     """Parse a config and estimate its cost; a config with problems raises them all."""
+    if is_about_features(settings):
+        from frostglass.cli.features import check_feature_settings
+
+        check_feature_settings(settings, store, as_json=as_json)
+        return
     costs = estimate(_ready(settings, store), Store(store))
     if as_json:
         print(json.dumps(costs))
@@ -157,7 +168,7 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
         table.add_column(column, justify="right" if column == "about" else "left")
     for row in costs["steps"]:
         table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
-    _console(110).print(table)
+    console(110).print(table)
     unknown = costs["memory_unknown"]
     where = f" ({costs['memory_step']})" if costs["memory_step"] else ""
     memory = f"{'at least' if unknown else 'about'} {costs['memory_mib'] / 1024:.1f} GiB of memory{where}"
@@ -223,7 +234,7 @@ def diagnose(store: Path, *, as_json: bool) -> None:
     layer = torch.nn.Conv2d(3, 8, 3)
     layer(torch.zeros(1, 3, 16, 16)).sum().backward()
     Store(store)
-    _check_device()
+    check_device()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": versions(),

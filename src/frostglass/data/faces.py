@@ -64,6 +64,9 @@ class Faces:
     def files(self) -> list[Path]:
         return []
 
+    def attribute_names(self) -> tuple[str, ...]:
+        return ATTRIBUTES
+
     def tables(self) -> tuple[Images, Images]:
         return (
             self._table(self.first_identity, self.identities, self.images),

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from frostglass.checks import parameters
+from frostglass.data.attributes import Attributes
 from frostglass.data.base import datasets, listed
 from frostglass.data.images import SUFFIXES, Crop, read_images
 from frostglass.errors import DataError
@@ -26,6 +27,9 @@ class Folder:
     identity's folder; links to folders in there are not followed. Order is by name. Hidden files and folders are passed over, files
     without an image suffix are passed over with a logged count, and every file with one must decode. Sizes may be mixed: each picture
     is cropped ("centre": the largest centred square; "none": squeezed whole) and resized to `size`, grey or colour by `channels`.
+
+    `attributes` is a table that says of each picture what it shows, for models that tell attributes: CSV with a first line of names, `picture,glasses,smiling`, and
+    a line for each picture with 1 or 0, or CelebA's `list_attr_celeba.txt`. Pictures are named by their path inside `private` or `public`, or by the file's name alone.
     """
 
     private: Path
@@ -33,6 +37,7 @@ class Folder:
     size: Annotated[int, Field(ge=16, le=1024)] = 64
     channels: Literal[1, 3] = 3
     crop: Crop = "centre"
+    attributes: Path | None = None
 
     @property
     def image_shape(self) -> Shape:
@@ -47,7 +52,11 @@ class Folder:
         return [public.labels.count(label) for label in range(len(public.names))]
 
     def files(self) -> list[Path]:
-        return _catalogue(self.private).files + _catalogue(self.public).files
+        return [*_catalogue(self.private).files, *_catalogue(self.public).files, *([self.attributes] if self.attributes else [])]
+
+    def attribute_names(self) -> tuple[str, ...]:
+        """The attributes that pictures come with; none without a table of them."""
+        return Attributes(self.attributes).names if self.attributes else ()
 
     def tables(self) -> tuple[Images, Images]:
         private, public = _catalogue(self.private), _catalogue(self.public)
@@ -57,8 +66,11 @@ class Folder:
         if not private.names:
             raise DataError(f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it")
         # One call for both sides, so that one error names all bad files.
+        told = Attributes(self.attributes) if self.attributes else None
+        tables = private.attributes(told), public.attributes(told)  # first: reading pictures takes longer
         pixels = read_images(private.files + public.files, size=self.size, channels=self.channels, crop=self.crop)
-        return private.table(pixels[: len(private.files)]), public.table(pixels[len(private.files) :])
+        parts = pixels[: len(private.files)], pixels[len(private.files) :]
+        return private.table(parts[0], *tables[0]), public.table(parts[1], *tables[1])
 
 
 class _Catalogue(NamedTuple):
@@ -68,9 +80,18 @@ class _Catalogue(NamedTuple):
     names: list[str]
     others: list[Path]
 
-    def table(self, pixels: torch.Tensor) -> Images:
-        sources = tuple(file.relative_to(self.root).as_posix() for file in self.files)
-        return Images(pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=sources)
+    @property
+    def sources(self) -> list[str]:
+        return [file.relative_to(self.root).as_posix() for file in self.files]
+
+    def attributes(self, table: Attributes | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+        return (None, ()) if table is None else (table.of(self.sources), table.names)
+
+    def table(self, pixels: torch.Tensor, attributes: torch.Tensor | None, names: tuple[str, ...]) -> Images:
+        return Images(
+            pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=tuple(self.sources),
+            attributes=attributes, attribute_names=names,
+        )  # fmt: skip
 
 
 def _catalogue(root: Path) -> _Catalogue:
@@ -107,6 +128,11 @@ def _catalogue(root: Path) -> _Catalogue:
     files = [file for group in pictures.values() for file in group]
     labels = [label for label, group in enumerate(pictures.values()) for _ in group]
     return _Catalogue(root, files, labels, list(pictures), others)
+
+
+def pictures_in(root: Path) -> list[Path]:
+    """Every picture file in a folder, loose or in sub-folders, by name."""
+    return _catalogue(root).files
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from frostglass.files import Work
+from frostglass.priors.knowledge import Asset, Knowledge
 from frostglass.registry import Registry
 from frostglass.types import Images, Target
 
 defenses = Registry("defense", "frostglass.defenses")
 
-Part = Literal["head", "classification loss", "batches", "starting weights"]
+Part = Literal["head", "classification loss", "batches", "starting weights", "training of the encoder"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Term:
     value: Tensor
 
 
+def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy: of the class (N,) of each picture, or the mean over attributes (N, K), each of which it has or not."""
+    return F.cross_entropy(logits, labels) if labels.ndim == 1 else F.binary_cross_entropy_with_logits(logits, labels)
+
+
 @dataclass(frozen=True)
 class Stage:
     """A plain training that comes first; the defended one begins from its network, all but the head.
@@ -71,15 +79,49 @@ class Size:
     epochs: int
 
 
+class Opponent(Protocol):
+    """A network of the attacker's, simulated while a target is trained: each learns while the other stands still.
+
+    Its draws come from seeds of its own, so that a training that was killed goes on with the same result from `tensors`.
+    """
+
+    def turn(self, moment: Moment, number: int) -> None:
+        """Learn against the network as it is, before the step of batch `number`; the network's weights, statistics and modes stay as they are."""
+
+    def losses(self, batch: Batch) -> dict[str, Term]:
+        """What the network gets to feel of the opponent, which stands still."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and optimisers, for a checkpoint."""
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What leaves the device instead of plain features: `features` (N, ...), and what the protection measured on the way, one row of plain values a batch."""
+
+    features: Tensor
+    facts: tuple[Mapping[str, Any], ...] = ()
+
+
 class Defense:
     """Base of all defenses: parameters are fields, hooks are methods, and `off` holds the parameters at which it does nothing at all.
 
-    Hooks run in this order: `stage`, `prepare`, `problems`, `begin`, `optimizer`; in each epoch `modes` and `batches`, in each step
-    `losses`; at the end `facts`.
+    Hooks run in this order: `stage`, `prepare`, `problems`, `begin`, `optimizer`, `opponent`; in each epoch `modes` and `batches`, in each step
+    `losses`; at the end `facts`. One that `releases` acts when a trained network is used, on the features that leave the device.
     """
 
     name: ClassVar[str]
     off: ClassVar[Mapping[str, Any]]
+    takes_attributes: ClassVar[bool] = False  # whether it also serves where a picture has attributes instead of one class
+    releases: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[Asset]:
+        """What it must know of the world, besides the private pictures and the public ones."""
+        return frozenset()
 
     def replaces(self) -> frozenset[Part]:
         """What this defense takes over from plain training; two defenses must not replace the same part."""
@@ -119,6 +161,14 @@ class Defense:
     def optimizer(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
         """Come between the gradients and the weights."""
         return optimizer
+
+    def opponent(self, target: Target, public: Images, perceptual: Target | None, *, seed: int) -> Opponent | None:
+        """A simulated attacker to train against, who owns the public pictures."""
+        return None
+
+    def release(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, *, seed: int, work: Work) -> Release:
+        """The features to let out for pictures; needs `releases`. What is finished is kept in `work`, so that a release that was stopped goes on."""
+        raise TypeError(f"{type(self).__name__} must define release()")
 
     def modes(self, target: Target) -> None:
         """Put layers out of training mode again, at the start of each epoch."""

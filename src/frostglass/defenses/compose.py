@@ -6,10 +6,9 @@ from itertools import combinations, permutations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from frostglass.defenses.base import Batch, Defense, Moment, Part, Size, Stage, Term
+from frostglass.defenses.base import Batch, Defense, Moment, Opponent, Part, Size, Stage, Term, task_loss
 from frostglass.errors import ConfigError
 from frostglass.types import Images, Target
 
@@ -54,8 +53,15 @@ def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:
 
 
 def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target:
-    """The network with every change; heads are replaced first, so that the order in a list does not decide what others count or swap."""
-    for defense in sorted(defenses, key=lambda defense: "head" not in defense.replaces()):
+    """The network with every change; heads are replaced first, so that the order in a list does not decide what others count or swap.
+
+    What is put behind the encoder comes last: nobody else's boundary may freeze it.
+    """
+
+    def place(defense: Defense) -> tuple[bool, bool]:
+        return "training of the encoder" in defense.replaces(), "head" not in defense.replaces()
+
+    for defense in sorted(defenses, key=place):
         target = defense.prepare(target, seed=seed)
     return target
 
@@ -75,6 +81,10 @@ def optimizer(defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.
     return rule
 
 
+def opponents(defenses: Sequence[Defense], target: Target, public: Images, perceptual: Target | None, *, seed: int) -> list[Opponent]:
+    return [opponent for defense in defenses if (opponent := defense.opponent(target, public, perceptual, seed=seed))]
+
+
 def modes(defenses: Sequence[Defense], target: Target) -> None:
     for defense in defenses:
         defense.modes(target)
@@ -90,17 +100,21 @@ def taps(defenses: Sequence[Defense], target: Target) -> list[tuple[str, ...]]:
     return [defense.taps(target) for defense in defenses]
 
 
-def losses(defenses: Sequence[Defense], batch: Batch, taps: Sequence[tuple[str, ...]]) -> dict[str, Term]:
+def losses(
+    defenses: Sequence[Defense], batch: Batch, taps: Sequence[tuple[str, ...]], opponents: Sequence[Opponent] = ()
+) -> dict[str, Term]:
     """All terms of the objective; cross-entropy unless a defense replaces it. Each defense sees the layers it asked for and no others."""
     terms: dict[str, Term] = {}
     if not replacing(defenses, "classification loss"):
-        terms["cross_entropy"] = Term(1.0, F.cross_entropy(batch.logits, batch.labels))
+        terms["cross_entropy"] = Term(1.0, task_loss(batch.logits, batch.labels))
     for defense, names in zip(defenses, taps, strict=True):
         own = replace(batch, tapped={name: batch.tapped[name] for name in names})
         for name, term in defense.losses(own).items():
             if name in terms:
                 raise ConfigError(f"{defense.name} adds a second loss term named {name}: each term needs a name of its own")
             terms[name] = term
+    for opponent in opponents:
+        terms |= opponent.losses(batch)
     return terms
 
 

@@ -7,20 +7,26 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from frostglass.attacks.base import attacks
+from frostglass.attacks.features.base import feature_attacks
 from frostglass.data.base import datasets
 from frostglass.defenses.base import defenses
 from frostglass.errors import ConfigError
 from frostglass.experiments.config import Fractions, Judging
+from frostglass.experiments.features import FeatureJudging
 from frostglass.metrics.base import metrics
 from frostglass.models.base import models
+from frostglass.priors.amortizer import Amortizer
 from frostglass.priors.base import priors
 from frostglass.registry import Registry, nearest
 from frostglass.training import Training
 
 KINDS: dict[str, Registry] = {
-    "datasets": datasets, "models": models, "defenses": defenses, "priors": priors, "attacks": attacks, "metrics": metrics,
+    "datasets": datasets, "models": models, "defenses": defenses, "priors": priors, "attacks": attacks,
+    "feature_attacks": feature_attacks, "metrics": metrics,
 }  # fmt: skip
-SECTIONS: dict[str, Any] = {"target": Training, "split": Fractions, "judging": Judging}
+SECTIONS: dict[str, Any] = {
+    "target": Training, "split": Fractions, "judging": Judging, "feature judging": FeatureJudging, "amortizer": Amortizer,
+}  # fmt: skip
 DECIDED_BY_DATA = ("classes", "image_shape")
 
 

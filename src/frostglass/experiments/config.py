@@ -70,7 +70,7 @@ class Experiment:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Experiment":
         """Build an experiment from nested plain values; raises one ConfigError that lists every problem."""
-        reader = _Reader(values)
+        reader = Reader(values)
         found = cls(
             name=reader.value("name", str, "audit"),
             case=reader.value("case", str, ""),
@@ -91,7 +91,7 @@ class Experiment:
         return found
 
 
-class _Reader:
+class Reader:
     """Reads sections one by one and remembers every problem with its place."""
 
     def __init__(self, values: Mapping[str, Any]):

@@ -98,7 +98,7 @@ def judge(
         warnings=(
             *([] if strangers else [UNKNOWN_PEOPLE]),
             *_alike(target, evaluators),
-            *_broken_off(partial, broken, rows),
+            *broken_off(partial, broken, rows),
             *_warnings(rows, prior_rows, manifold, only_one, [_held_out(evaluator) for evaluator in evaluators]),
         ),
     )
@@ -114,7 +114,7 @@ def _alike(target: Target, evaluators: Sequence[Target]) -> list[str]:
     ]
 
 
-def _broken_off(partial: int, broken: int, rows: Rows) -> list[str]:
+def broken_off(partial: int, broken: int, rows: Rows) -> list[str]:
     """Searches that did not come to their end: a low score there is no privacy."""
     if not (partial or broken):
         return []

@@ -59,7 +59,7 @@ class _Plan(Store):
         return _Stub(key)
 
 
-class _Once:
+class Once:
     """Keeps what was found by all it depends on: the experiments of a grid share their data and most of their networks."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Once:
 
 def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
     """What would stop these experiments after hours of work: data that is not there, networks that cannot be built, weights that do not fit."""
-    found, once = [], _Once()
+    found, once = [], Once()
     for _, exp in chosen:
         try:
             classes, private, public = once(_counts, exp.data)
@@ -100,16 +100,16 @@ def _attempts(exp: Experiment, classes: int, private: int, public: int) -> Itera
     """Each network of an experiment: its place in the config, and how to try it."""
     shape = exp.data.image_shape
     records = int(private * (1 - exp.split.test - exp.split.validation))
-    yield "target", _try_classifier, (exp.target, exp.defenses, classes, shape, records)
+    yield "target", try_classifier, (exp.target, exp.defenses, classes, shape, records)
     for place, config in enumerate(exp.evaluators):
-        yield f"evaluators[{place}]", _try_classifier, (config, (), classes, shape, records)
+        yield f"evaluators[{place}]", try_classifier, (config, (), classes, shape, records)
     if any(_on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
-        yield "data", _try_public_people, (exp.data,)
-    yield "prior", _try_prior, (exp.prior, shape, classes, public)
+        yield "data", try_public_people, (exp.data,)
+    yield "prior", try_prior, (exp.prior, shape, classes, public)
     yield "attack", _try_attack, (exp.attack, exp.prior, shape)
 
 
-def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape, records: int) -> None:
+def try_classifier(config: Training, defenses: Sequence[Defense], classes: int, shape: Shape, records: int) -> None:
     """Build the network of each stage, the last one first, and fill it with the weights it begins from or is given."""
     first = first_stage(config, defenses)
     names = tuple(map(str, range(classes)))
@@ -118,7 +118,7 @@ def _try_classifier(config: Training, defenses: Sequence[Defense], classes: int,
     if config.weights:
         load_weights(target.module, config.weights)
     if first:
-        _try_classifier(first.config, first.defenses, classes, shape, records)
+        try_classifier(first.config, first.defenses, classes, shape, records)
 
 
 def _on_public_people(config: Training, defenses: Sequence[Defense]) -> bool:
@@ -127,13 +127,13 @@ def _on_public_people(config: Training, defenses: Sequence[Defense]) -> bool:
     return first is not None and (first.data == "public" or _on_public_people(first.config, first.defenses))
 
 
-def _try_public_people(data: Dataset) -> None:
+def try_public_people(data: Dataset) -> None:
     check_people(data.public_people())
 
 
-def _try_prior(method: Any, shape: Shape, classes: int, public: int) -> None:
+def try_prior(method: Any, shape: Shape, classes: int, public: int) -> None:
     if base := getattr(method, "base_method", None):
-        _try_prior(base, shape, classes, public)
+        try_prior(base, shape, classes, public)
     if getattr(method, "top", 0) > public:
         raise ConfigError(f"{method.name}.top ({method.top}) is more than the {public} public pictures there are: lower it")
     if hasattr(method, "beginning"):
@@ -184,7 +184,7 @@ def _offered(method: Any, shape: Shape) -> Any:
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
     """Every step of the experiments with its amount of work, whether it is done already, and about how long it takes here; the most memory, and where."""
-    rows, seen, once = [], set(), _Once()
+    rows, seen, once = [], set(), Once()
     need = foreseen(chosen, store, lambda data: once(_counts, data))  # first: what is timed below leaves memory behind in this process
     for label, exp in chosen:
         plan = _Plan(store)
@@ -203,7 +203,7 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
     }
 
 
-def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once: _Once) -> tuple[str, float]:
+def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once: Once) -> tuple[str, float]:
     identities, private, public = once(_counts, exp.data)
     shape: Shape = exp.data.image_shape
     people = min(exp.judging.identities or identities, identities)
@@ -233,7 +233,7 @@ def _counts(data: Dataset) -> tuple[int, int, int]:
     return data.counts()
 
 
-def _look_seconds(attack: Attack, exp: Experiment, classes: int, once: _Once) -> float:
+def _look_seconds(attack: Attack, exp: Experiment, classes: int, once: Once) -> float:
     """Seconds per picture of an attack's step: the generator makes it, the target looks at it, and so do the students that imitate it."""
     shape: Shape = exp.data.image_shape
     seconds = once(_training_seconds, exp.target, classes, shape)
@@ -252,7 +252,7 @@ def _training_seconds(config: Training, classes: int, shape: Shape, batch: int =
     return _timed(lambda: F.cross_entropy(module(images), labels).backward()) / batch
 
 
-def _prior_work(method: Any, shape: Shape, classes: int, public: int, once: _Once) -> tuple[str, float]:
+def _prior_work(method: Any, shape: Shape, classes: int, public: int, once: Once) -> tuple[str, float]:
     if hasattr(method, "networks") and not getattr(method, "ready", False):
         images = method.steps * method.batch * method.critic_steps
         seconds = images * once(_critic_seconds, method, shape, classes)

@@ -91,7 +91,7 @@ def summary(result: Run) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "data": {"split": first.split.key, "image_shape": first.split.train.shape, "manifest": dict(first.split.manifest)},
         "identities": [first.split.classes[label] for label in first.found.labels.tolist()],
-        "evaluators": [_target(evaluator) for evaluator in first.evaluators],
+        "evaluators": [target_facts(evaluator) for evaluator in first.evaluators],
         "audits": [_audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)],
         "vacuous": result.vacuous,
         "failed": list(result.failed),
@@ -107,15 +107,15 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "defenses": [{"name": defense.name, **asdict(defense)} for defense in exp.defenses],  # type: ignore[call-overload]
         "attack": {"name": exp.attack.name, **asdict(exp.attack)},  # type: ignore[call-overload]
         "prior": dict(audit.prior.info),
-        "target": _target(audit.target),
+        "target": target_facts(audit.target),
         "training": _training(audit),
         "split": audit.split.key,
-        "evaluators": [_target(evaluator) for evaluator in audit.evaluators],
+        "evaluators": [target_facts(evaluator) for evaluator in audit.evaluators],
         "scores": _scores(audit.rows),
         "prior_only": _scores(audit.prior_rows),
         "conventions": {f"evaluator {number}": conventions(audit.rows, number) for number in range(1, len(audit.evaluators) + 1)},
         "controls": asdict(audit.controls)
-        | {"lift": _plain_scores(audit.controls.lift), "control_lift": _plain_scores(audit.controls.control_lift)},
+        | {"lift": plain_scores(audit.controls.lift), "control_lift": plain_scores(audit.controls.control_lift)},
         "worst": [{"identity": name, "recognised": value} for name, value in worst_identities(audit.rows, audit.split.classes)],
         "queries": audit.found.queries,
         "steps": None if audit.found.steps is None else audit.found.steps.double().mean().item(),
@@ -127,7 +127,7 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
     }
 
 
-def _target(target: Any) -> dict[str, Any]:
+def target_facts(target: Any) -> dict[str, Any]:
     facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
     return {name: target.info[name] for name in facts} | {"key": target.key}
 
@@ -151,11 +151,11 @@ def _training(audit: Audit) -> dict[str, Any]:
 def _scores(rows: Rows) -> dict[str, Any]:
     """All scores; the judges' verdicts also person by person, so that two models can be compared on the same people."""
     scores = [rows.score(name) for name in rows.columns]
-    plain = _plain_scores(scores)
+    plain = plain_scores(scores)
     return plain | {score.name: plain[score.name] | {"by_identity": score.values} for score in scores if score.name.startswith("top1_")}
 
 
-def _plain_scores(scores: Sequence[Score]) -> dict[str, Any]:
+def plain_scores(scores: Sequence[Score]) -> dict[str, Any]:
     return {score.name: {"value": score.value, "low": score.low, "high": score.high} for score in scores}
 
 

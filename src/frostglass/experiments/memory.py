@@ -192,7 +192,7 @@ class _Bare:
 # times only; of what is scored without gradients, two parts of `SHOWN`.
 ENOUGH = {
     "steps": 2, "critic_steps": 1, "epochs": 1, "r1_every": 1, "path_every": 1, "checkpoint_every": 1, "trials": 1, "generations": 1,
-    "tries": SHOWN, "pool": 2 * SHOWN, "population": 2 * SHOWN,
+    "tries": SHOWN, "pool": 2 * SHOWN, "population": 2 * SHOWN, "decoder_steps": 1, "head_start": 0,
 }  # fmt: skip
 
 
@@ -251,25 +251,38 @@ class Rehearsal(Store):
         self._ledger.charge(*[private * math.prod(shape)] * 3, public * math.prod(shape))
         return split
 
-    def _target(self, config: Training, split: Split, defenses: Sequence[Defense], data: str, _: str, start: Target | None) -> Target:
+    def _target(
+        self,
+        config: Training,
+        split: Split,
+        defenses: Sequence[Defense],
+        data: str,
+        _: str,
+        start: Target | None,
+        perceptual: Target | None = None,
+    ) -> Target:
         split = stage_split(split, data, seed=0)
-        target = untrained(config, split.classes, split.train.shape, defenses, seed=0)
+        images = _described(split.train, config.attributes)
+        target = untrained(config, config.attributes or split.classes, images.shape, defenses, seed=0)
         target.module.to(META)
         if not config.weights:
-            self._fit(config, target, split.train, defenses)
+            self._fit(config, target, images, split.public, defenses, perceptual)
         with torch.no_grad():
-            accuracy(target, _first(split.train, SHOWN))
+            accuracy(target, _first(images, SHOWN))
         return replace(target, info={"seconds": 0.0})
 
-    def _fit(self, config: Training, target: Target, images: Images, defenses: Sequence[Defense]) -> None:
+    def _fit(
+        self, config: Training, target: Target, images: Images, public: Images, defenses: Sequence[Defense], perceptual: Target | None
+    ) -> None:
         size = Size(len(images), config.batch, config.epochs)
         batch = _first(images, math.ceil(len(images) / math.ceil(len(images) / config.batch)))
         compose.begin(defenses, target, batch, seed=0)
         trainable = [weight for weight in target.module.parameters() if weight.requires_grad]
         rule = compose.optimizer(defenses, target.module, optimizer_of(config, trainable), size)
         names, last = compose.taps(defenses, target), Moment(config.epochs - 1, config.epochs)
+        opponents = compose.opponents([_shortened(defense) for defense in defenses], target, public, perceptual, seed=0)
         for _ in range(2):
-            train_epoch(config, _Bare(), target.module, rule, target, batch, defenses, names, last, seed=0)
+            train_epoch(config, _Bare(), target.module, rule, target, batch, defenses, names, last, opponents, seed=0)
             best = {name: tensor.detach().clone() for name, tensor in target.module.state_dict().items()}
         self._ledger.charge(sum(tensor.nbytes for tensor in best.values()))
 
@@ -313,6 +326,12 @@ def _pictures(count: int, shape: Sequence[int], people: int, name: str, whose: T
     labels = torch.arange(count) % people if whose is None and people else torch.full((count,), -1) if whose is None else whose
     names = tuple(f"{'public' if name == 'public' else 'private'} {number}" for number in range(people))
     return Images(torch.empty(count, *shape, dtype=torch.uint8, device=META), labels, names, ("",) * count, key=name)
+
+
+def _described(images: Images, attributes: tuple[str, ...]) -> Images:
+    """Pictures that have the attributes a training names; "all" counts as one, for a few outputs more weigh nothing."""
+    known = torch.zeros(len(images), len(attributes), dtype=torch.bool)
+    return replace(images, attributes=known, attribute_names=attributes) if attributes else images
 
 
 def _first(images: Images, count: int) -> Images:

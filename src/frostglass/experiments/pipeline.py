@@ -85,23 +85,33 @@ def produce(exp: Experiment, store: Store) -> Products:
     seed = exp.seed
     split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=seed)
     evaluators = tuple(
-        _classifier(store, config, split, (), seed=seed_for(seed, "evaluator", number)) for number, config in enumerate(exp.evaluators)
+        classifier(store, config, split, (), seed=seed_for(seed, "evaluator", number)) for number, config in enumerate(exp.evaluators)
     )
-    target = _classifier(store, exp.target, split, exp.defenses, seed=seed)
+    target = classifier(store, exp.target, split, exp.defenses, seed=seed)
     prior, found, rows, prior_rows = _attack(exp, store, split, evaluators, target)
     control = undefended = None
     if exp.judging.positive_control:
-        undefended = _classifier(store, replace(exp.target, weights=None), split, (), seed=seed)
+        undefended = classifier(store, replace(exp.target, weights=None), split, (), seed=seed)
         control = _attack(exp, store, split, evaluators, undefended)[2:]
     return Products(split, evaluators, target, prior, found, rows, prior_rows, control, undefended)
 
 
-def _classifier(store: Store, config: Training, split: Split, defenses: Sequence[Defense], *, seed: int, data: str = "private") -> Target:
+def classifier(
+    store: Store,
+    config: Training,
+    split: Split,
+    defenses: Sequence[Defense] = (),
+    perceptual: Target | None = None,
+    *,
+    seed: int,
+    data: str = "private",
+) -> Target:
     """A trained classifier, after the stages that come before it; grids share those they have in common."""
     start = None
     if first := first_stage(config, defenses):
-        start = _classifier(store, first.config, split, first.defenses, seed=seed_for(seed, "stage"), data=first.data)
-    target = store.step(TARGET, config, split, defenses, data, fingerprint(config), start, seed=seed)
+        start = classifier(store, first.config, split, first.defenses, seed=seed_for(seed, "stage"), data=first.data)
+    judge = [] if perceptual is None else [perceptual]
+    target = store.step(TARGET, config, split, defenses, data, fingerprint(config), start, *judge, seed=seed)
     if start is None:
         return target
     return replace(target, info={**target.info, "stage_seconds": start.info["seconds"] + start.info.get("stage_seconds", 0.0)})
@@ -113,7 +123,7 @@ def _attack(
     """Prior, attack and scores for one target, with the prior-only control scored the same way."""
     seed, people = exp.seed, exp.judging.identities
     view = target.view(exp.attack.access)
-    prior = _prior(store, exp.prior, split, view.averaged(exp.attack.samples), seed=seed)
+    prior = trained_prior(store, exp.prior, split, view.averaged(exp.attack.samples), seed=seed)
     check_unseen(prior, split.classes)
     if prior.condition == "hint":
         prior = replace(prior, hints=hints_of(prior.info, first_pictures(split.test)).to(device_of(prior.generator)))
@@ -124,10 +134,10 @@ def _attack(
     return prior, found, rows, prior_rows
 
 
-def _prior(store: Store, method: PriorMethod, split: Split, view: View, *, seed: int) -> Prior:
+def trained_prior(store: Store, method: PriorMethod, split: Split, view: View | None, *, seed: int) -> Prior:
     """A trained prior, after the one it adds to; one that is fitted to a target is made anew for every target."""
     base = getattr(method, "base_method", None)
-    under = [] if base is None else [_prior(store, base, split, view, seed=seed)]
+    under = [] if base is None else [trained_prior(store, base, split, view, seed=seed)]
     return store.step(PRIOR, method, split.public, view if method.tied else None, fingerprint(method), *under, seed=seed)
 
 
@@ -159,15 +169,16 @@ def _split(dataset: Dataset, fractions: Fractions, _: str, *, seed: int, work: W
 
 
 def _train(
-    config: Training, split: Split, chosen: Sequence[Defense], data: str, _: str, start: Target | None, *, seed: int, work: Work
-) -> Target:
-    target = train_target(config, stage_split(split, data, seed=seed), chosen, start=start, seed=seed, work=work)
+    config: Training, split: Split, chosen: Sequence[Defense], data: str, _: str, start: Target | None, perceptual: Target | None = None,
+    *, seed: int, work: Work,
+) -> Target:  # fmt: skip
+    target = train_target(config, stage_split(split, data, seed=seed), chosen, start=start, perceptual=perceptual, seed=seed, work=work)
     changes = [{"name": defense.name, **asdict(defense)} for defense in chosen]  # type: ignore[call-overload]
     recipe = {"training": asdict(config), "defenses": changes, "seed": seed}  # type: ignore[call-overload]
     return replace(target, info={**target.info, "build": recipe})
 
 
-def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
+def rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
     """The network of a stored target, before its weights are loaded."""
     chosen = [defenses.get(values["name"])(**{k: v for k, v in values.items() if k != "name"}) for values in recipe["defenses"]]
     names = tuple(map(str, range(recipe["classes"])))
@@ -175,7 +186,7 @@ def _rebuild(recipe: dict[str, Any]) -> torch.nn.Module:
 
 
 def _load_target(folder: Path) -> Target:
-    target = load_target(folder, _rebuild)
+    target = load_target(folder, rebuild)
     target.module.to(default_device())
     return replace(target, info={**target.info, "seconds": read_json(folder / "timing.json")["seconds"]})
 
@@ -219,23 +230,23 @@ def _score(
     return measure(chosen, Evidence(found, target, evaluators, split))
 
 
-def _save_found(found: Reconstructions, folder: Path) -> None:
+def save_found(found: Reconstructions, folder: Path) -> None:
     tensors = {"images": found.images, "labels": found.labels, "latents": found.latents, "confidence": found.confidence}
     tensors |= {name: column for name in ("draws", "steps", "broken", "partial") if (column := getattr(found, name)) is not None}
     write_tensors(folder / "found.safetensors", tensors, {"queries": found.queries})
 
 
-def _load_found(folder: Path) -> Reconstructions:
+def load_found(folder: Path) -> Reconstructions:
     tensors, values = read_tensors(folder / "found.safetensors")
     return Reconstructions(**tensors, queries=values["queries"], seconds=read_json(folder / "timing.json")["seconds"])  # type: ignore[arg-type]
 
 
-def _save_rows(rows: Rows, folder: Path) -> None:
+def save_rows(rows: Rows, folder: Path) -> None:
     draws = {} if rows.draws is None else {"draws": rows.draws}
     write_tensors(folder / "rows.safetensors", {"labels": rows.labels, **draws, **with_prefix("column", dict(rows.columns))})
 
 
-def _load_rows(folder: Path) -> Rows:
+def load_rows(folder: Path) -> Rows:
     tensors, _ = read_tensors(folder / "rows.safetensors")
     return Rows(labels=tensors["labels"], columns=under_prefix("column", tensors), draws=tensors.get("draws"))
 
@@ -243,6 +254,6 @@ def _load_rows(folder: Path) -> Rows:
 SPLIT = Step("split", 1, _split, save_split, load_split)
 TARGET = Step("target", 2, _train, save_target, _load_target, facts=lambda target: target.info.get("facts", {}))
 PRIOR = Step("prior", 2, _make_prior, _save_prior, _load_prior)
-ATTACK = Step("attack", 4, _invert, _save_found, _load_found)
-PRIOR_ONLY = Step("prior_only", 2, _prior_only, _save_found, _load_found)
-SCORES = Step("scores", 2, _score, _save_rows, _load_rows)
+ATTACK = Step("attack", 4, _invert, save_found, load_found)
+PRIOR_ONLY = Step("prior_only", 2, _prior_only, save_found, load_found)
+SCORES = Step("scores", 2, _score, save_rows, load_rows)

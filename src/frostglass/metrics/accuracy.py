@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from frostglass.checks import parameters
+from frostglass.errors import ConfigError
 from frostglass.metrics.base import Evidence, Rows, metrics
 
 
@@ -17,15 +18,24 @@ class Accuracy:
     """
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
+        if evidence.target.attributes:
+            raise ConfigError("accuracy asks the target who somebody is, and this one tells attributes: use recognition instead")
         labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
         columns = {
             "target_top1": hits(evidence.target_logits, labels, 1),
             "target_confidence": evidence.target_logits.softmax(1).gather(1, labels[:, None])[:, 0],
         }
-        for number, (logits, _) in enumerate(evidence.evaluator_outputs, 1):
-            columns[f"top1_{number}"] = hits(logits, labels, 1)
-            columns[f"top5_{number}"] = hits(logits, labels, 5)
-        return {name: evidence.table(values) for name, values in columns.items()}
+        return {name: evidence.table(values) for name, values in columns.items()} | verdicts(evidence)
+
+
+def verdicts(evidence: Evidence) -> dict[str, Tensor]:
+    """Columns `top1_N` and `top5_N`: is the attacked person the first, or among the first five, whom evaluator N thinks of?"""
+    labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
+    columns = {}
+    for number, (logits, _) in enumerate(evidence.evaluator_outputs, 1):
+        columns[f"top1_{number}"] = evidence.table(hits(logits, labels, 1))
+        columns[f"top5_{number}"] = evidence.table(hits(logits, labels, 5))
+    return columns
 
 
 def hits(logits: Tensor, labels: Tensor, k: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from frostglass.errors import RunError
+from frostglass.errors import ConfigError, RunError
 from frostglass.metrics.stats import interval
 from frostglass.registry import Registry
 from frostglass.runtime import device_of, frozen
@@ -53,12 +53,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What metrics may look at. Evaluators are judges only: nothing is ever selected with them."""
+    """What metrics may look at. Evaluators are judges only: nothing is ever selected with them.
+
+    `victims` (I, P, C, H, W) in [0, 1] are the true pictures where each candidate was rebuilt from one of them: of a person's K candidates the first K / P belong
+    to the first picture, and so on. `embedder` tells people apart who are in none of the sets.
+    """
 
     found: Reconstructions
     target: Target
     evaluators: Sequence[Target]
     split: Split
+    victims: Tensor | None = None
+    embedder: Target | None = None
 
     @cached_property
     def pictures(self) -> Tensor:
@@ -72,6 +78,32 @@ class Evidence:
     @cached_property
     def evaluator_outputs(self) -> list[tuple[Tensor, Tensor]]:
         return [outputs(evaluator, self.pictures) for evaluator in self.evaluators]
+
+    @cached_property
+    def originals(self) -> Tensor:
+        """The true picture behind each of `pictures`, in the same order."""
+        return self.handed_on(self.true_pictures)
+
+    @property
+    def true_pictures(self) -> Tensor:
+        """The victims' pictures, which must be there."""
+        if self.victims is None:
+            raise ConfigError(
+                "no victims' pictures to compare with: only an attack on features rebuilds given pictures, leave this metric out"
+            )
+        return self.victims
+
+    def handed_on(self, values: Tensor) -> Tensor:
+        """What is known of each true picture, (I, P, ...), handed on to every candidate for it, flat as `pictures`."""
+        people, candidates = self.found.images.shape[:2]
+        if len(values) != people or not values.shape[1] or candidates % values.shape[1]:
+            raise RunError(
+                f"{len(values)} people with {values.shape[1]} pictures each cannot be behind {people} people with {candidates} candidates each: "
+                "as many people and a whole number of tries for each picture are needed"
+            )
+        if self.found.draws is not None:
+            raise RunError("these candidates are sorted by the target's liking: which picture each was rebuilt from is not known any more")
+        return values.repeat_interleave(candidates // values.shape[1], 1).flatten(0, 1)
 
     def table(self, flat: Tensor) -> Tensor:
         """A value per picture as (I, K)."""

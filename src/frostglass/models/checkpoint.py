@@ -107,6 +107,8 @@ def save_target(target: Target, folder: str | Path) -> None:
                 "image_shape": target.image_shape,
                 "head": target.head,
                 "taps": target.taps,
+                "cut": target.cut,
+                "attributes": target.attributes,
                 "info": dict(target.info),
             },
             indent=1,
@@ -130,6 +132,7 @@ def load_target(folder: str | Path, rebuild: Callable[[dict[str, Any]], nn.Modul
         text = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         classes, shape, info = tuple(text["classes"]), tuple(text["image_shape"]), text["info"]
         head, taps, recipe = text["head"], tuple(text["taps"]), info["build"]
+        split = {name: text[name] for name in ("cut", "attributes") if name in text}  # older files have neither
     except FileNotFoundError as error:
         raise CheckpointError(f"no target in {str(folder)!r}: {DESCRIPTION} is missing") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -137,7 +140,7 @@ def load_target(folder: str | Path, rebuild: Callable[[dict[str, Any]], nn.Modul
     module = rebuild({**recipe, "classes": len(classes), "image_shape": shape})
     load_weights(module, folder / WEIGHTS)
     check_layers(module, shape, head=head, taps=taps)
-    return Target(module=module.eval(), classes=classes, image_shape=shape, head=head, taps=taps, info=info)
+    return Target(module=module.eval(), classes=classes, image_shape=shape, head=head, taps=taps, info=info, **split)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from frostglass.errors import ModelError
 from frostglass.models.base import check_positive, inner, noise_images, probe
+from frostglass.models.cut import cut as cut_module
 from frostglass.models.taps import check_layers, find_head, find_taps
 from frostglass.types import Shape, Target
 
@@ -20,6 +21,8 @@ def wrap(
     image_shape: Shape,
     head: str | None = None,
     taps: Sequence[str] | None = None,
+    cut: str | None = None,
+    attributes: bool = False,
 ) -> Target:
     """A target around `module`, which must map float images in [0, 1] of `image_shape` to one logit a class.
 
@@ -30,6 +33,8 @@ def wrap(
         classes: the names of the classes in the order of the logits, or their number.
         head: the layer whose input is the penultimate feature; found when not given.
         taps: layers that a defense or an analysis may read; three at even depths when not given.
+        cut: the layer behind which features leave the device, where the network is split between one and a server.
+        attributes: the classes are attributes, any number of which a picture may have.
     """
     names = _names(classes)
     _check_logits(module, len(names), image_shape)
@@ -40,6 +45,8 @@ def wrap(
         image_shape=image_shape,
         head=find_head(module, image_shape) if head is None else head,
         taps=find_taps(module, image_shape) if taps is None else tuple(taps),
+        cut=cut_module(module, cut, image_shape).tap if cut else "",
+        attributes=attributes,
         info={"architecture": type(inner(module)).__name__, "parameters": sum(weight.numel() for weight in module.parameters())},
     )
 

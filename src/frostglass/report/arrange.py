@@ -17,7 +17,10 @@ from frostglass.types import CAPABILITIES
 AimKind = Literal["undefended", "given", "defended"]
 Tried = Literal["tried", "vacuous", "missing", "needless"]
 
-TITLES = {"bido": "BiDO", "calor": "CALoR", "dpsgd": "DP-SGD", "label_smoothing": "LS", "mid": "MID", "transfer": "TL"}
+TITLES = {
+    "adv_learn": "AdvLearn", "bido": "BiDO", "calor": "CALoR", "crafter": "Crafter", "crafter_z": "Crafter-z", "disco": "Disco",
+    "dpsgd": "DP-SGD", "label_smoothing": "LS", "mid": "MID", "tiprdc": "TIPRDC", "transfer": "TL",
+}  # fmt: skip
 LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
 ATTACK_TITLES = {"gmi": "GMI", "kedmi": "KED-MI", "lomma": "LOMMA", "plgmi": "PLG-MI", "brepmi": "BREP-MI", "vmi": "VMI"}
 LABEL_ONLY, ADAPTIVE = "label-only", "adaptive"

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-Kind = Literal["percent", "points", "gain", "count", "seconds", "ratio", "plain"]
+Kind = Literal["percent", "points", "gain", "count", "seconds", "ratio", "decimal", "change", "plain"]
 NARROW = "\u202f"  # a narrow space that does not break
 JOINER = "\u2060"  # forbids a line break
 LARGEST = 64  # pixels a side; a picture is shown no larger than a thumbnail
@@ -44,6 +44,8 @@ def number(value: float | None, kind: Kind = "plain") -> str:
         text = f"{value:,.0f}".replace(",", NARROW)
     elif kind == "seconds":
         text = _duration(value)
+    elif kind in ("decimal", "change"):
+        text = f"{round(value, 2) + 0.0:{'+' if kind == 'change' and round(value, 2) else ''}.2f}"
     elif kind == "ratio":
         text = f"{value:.2f}{NARROW}×"
     else:

@@ -1,7 +1,7 @@
 """Runs without people: letters for names and a few colours for faces, replaced before anything is written."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from frostglass.report.charts import frosted
@@ -13,28 +13,32 @@ OWN_WORDS = ("name", "loss", "optimizer", "schedule", "keep")
 
 def without_names_and_faces(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
     """The same runs with letters for people and a few colours for each face; a person has one letter in all of them."""
-    names = dict.fromkeys(name for run in runs for name in [*run.facts.identities, *(n for v in run.verdicts for n in v)])
-    cover = {name: f"person {_letters(place)}" for place, name in enumerate(names)}
-    hide = _hider(cover)
+    cover = covered(name for run in runs for name in [*run.facts.identities, *(n for v in run.verdicts for n in v)])
+    hide = hider(cover)
     result = []
     for run in runs:
-        document = _everywhere(hide, run.document)
+        document = everywhere(hide, run.document)
         for plain, hidden in zip(run.document["audits"], document["audits"], strict=True):
-            hidden["attack"] = _hidden_method(hide, plain["attack"])
-            hidden["defenses"] = [_hidden_method(hide, defense) for defense in plain["defenses"]]
+            hidden["attack"] = hidden_method(hide, plain["attack"])
+            hidden["defenses"] = [hidden_method(hide, defense) for defense in plain["defenses"]]
             # What defenses tell of a network is about layers and numbers; only the recipe may name files.
-            hidden["training"] = plain["training"] | {"recipe": _hidden_method(hide, plain["training"]["recipe"])}
+            hidden["training"] = plain["training"] | {"recipe": hidden_method(hide, plain["training"]["recipe"])}
         for part in ("settings", "data"):
-            document[part] = _everywhere(hide, run.document[part], keys=True)
+            document[part] = everywhere(hide, run.document[part], keys=True)
         verdicts = tuple({cover[name]: verdict for name, verdict in some.items()} for some in run.verdicts)
         pictures = {name: frosted(pixels) for name, pixels in run.pictures.items()}
         result.append(LoadedRun(document, RunFacts.model_validate(document), verdicts, pictures))
     return result
 
 
-def _hidden_method(hide: Callable[[str], str], method: Mapping[str, Any]) -> dict[str, Any]:
+def hidden_method(hide: Callable[[str], str], method: Mapping[str, Any]) -> dict[str, Any]:
     """Choices of methods are this package's words and never people, whatever somebody called a folder."""
-    return {key: value if key in OWN_WORDS or value == PUBLIC else _everywhere(hide, value) for key, value in method.items()}
+    return {key: value if key in OWN_WORDS or value == PUBLIC else everywhere(hide, value) for key, value in method.items()}
+
+
+def covered(names: Iterable[str]) -> dict[str, str]:
+    """A letter for each name, the same one wherever it comes."""
+    return {name: f"person {_letters(place)}" for place, name in enumerate(dict.fromkeys(names))}
 
 
 def _letters(place: int) -> str:
@@ -43,7 +47,7 @@ def _letters(place: int) -> str:
     return letter if place < 26 else _letters(place // 26 - 1) + letter
 
 
-def _hider(cover: Mapping[str, str]) -> Callable[[str], str]:
+def hider(cover: Mapping[str, str]) -> Callable[[str], str]:
     """A function that replaces names in a text: as words of their own, or, for numbers and very short ones, as a whole text or path part."""
     names, patterns = sorted(cover, key=len, reverse=True), []
     for name in names:
@@ -57,11 +61,11 @@ def _hider(cover: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: pattern.sub(lambda hit: cover.get(hit.group()) or cover[names[(hit.lastindex or 0) - 1]], text)
 
 
-def _everywhere(change: Callable[[str], str], value: Any, *, keys: bool = False) -> Any:
+def everywhere(change: Callable[[str], str], value: Any, *, keys: bool = False) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_everywhere(change, item, keys=keys) for item in value]
+        return [everywhere(change, item, keys=keys) for item in value]
     if isinstance(value, dict):
-        return {(change(key) if keys else key): _everywhere(change, item, keys=keys) for key, item in value.items()}
+        return {(change(key) if keys else key): everywhere(change, item, keys=keys) for key, item in value.items()}
     return value

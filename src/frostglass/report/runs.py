@@ -121,8 +121,8 @@ class LoadedRun:
     pictures: Mapping[str, Tensor]
 
 
-def read_run(folder: Path) -> LoadedRun:
-    """The files `write_run` wrote, refused unless they fit each other."""
+def open_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a folder that has all files of a run; nothing is known of its format yet."""
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder: give the folder of a finished run")
     if missing := [name for name in FILES if not (folder / name).is_file()]:
@@ -133,10 +133,21 @@ def read_run(folder: Path) -> LoadedRun:
         document = json.loads(path.read_bytes(), parse_constant=str)
     except ValueError as error:
         raise StoreError(f"{path} is not JSON ({error}): run again to write it anew") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != RUN_FORMAT:
-        raise StoreError(f"{path} has format {json.dumps(found)}, expected {RUN_FORMAT}: run again with this version of frostglass")
-    facts = _facts(path, document)
+    return document if isinstance(document, dict) else {}
+
+
+def check_format(folder: Path, document: Mapping[str, Any], expected: int) -> None:
+    if (found := document.get("format")) != expected:
+        raise StoreError(
+            f"{folder / 'run.json'} has format {json.dumps(found)}, expected {expected}: run again with this version of frostglass"
+        )
+
+
+def read_run(folder: Path) -> LoadedRun:
+    """The files `write_run` wrote, refused unless they fit each other."""
+    document = open_run(folder)
+    check_format(folder, document, RUN_FORMAT)
+    facts = _facts(folder / "run.json", document)
     pictures = _pictures(folder / "pictures.safetensors", facts)
     return LoadedRun(document, facts, _verdicts(folder / "rows.csv", facts, pictures), pictures)
 
@@ -157,24 +168,33 @@ def _facts(path: Path, document: dict[str, Any]) -> RunFacts:
 
 def _pictures(path: Path, facts: RunFacts) -> dict[str, Tensor]:
     pictures, _ = read_tensors(path)
-    expected = {"private": 4} | {f"audit.{place}": 5 for place in range(len(facts.audits))}
-    for name, dimensions in expected.items():
-        if name not in pictures:
-            raise DataError(f"{path} has no {name}, which run.json describes: run again to write it anew")
-        found = pictures[name]
-        if found.dtype != uint8 or found.ndim != dimensions or found.shape[-3] not in (1, 3) or not found.numel():
-            raise DataError(f"{path}: {name} is {found.dtype} {tuple(found.shape)}, expected grey or colour pictures as bytes: run again")
+    check_pictures(path, pictures, {"private": 4} | {f"audit.{place}": 5 for place in range(len(facts.audits))})
     if len(pictures["private"]) != len(facts.identities):
         raise DataError(f"{path} has {len(pictures['private'])} private pictures for {len(facts.identities)} identities: run again")
     return pictures
 
 
-def _verdicts(path: Path, facts: RunFacts, pictures: Mapping[str, Tensor]) -> tuple[Verdicts, ...]:
-    """What each judge says of each person's first candidate, after checking that these rows are the ones the scores were made from."""
+def check_pictures(path: Path, pictures: Mapping[str, Tensor], dimensions: Mapping[str, int]) -> None:
+    """Refuse files without these pictures, or with something else under their names."""
+    for name, wanted in dimensions.items():
+        if name not in pictures:
+            raise DataError(f"{path} has no {name}, which run.json describes: run again to write it anew")
+        found = pictures[name]
+        if found.dtype != uint8 or found.ndim != wanted or found.shape[-3] not in (1, 3) or not found.numel():
+            raise DataError(f"{path}: {name} is {found.dtype} {tuple(found.shape)}, expected grey or colour pictures as bytes: run again")
+
+
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """The lines of a rows.csv by their columns."""
     try:
-        lines = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+        return list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a table ({error}): run again to write it anew") from error
+
+
+def _verdicts(path: Path, facts: RunFacts, pictures: Mapping[str, Tensor]) -> tuple[Verdicts, ...]:
+    """What each judge says of each person's first candidate, after checking that these rows are the ones the scores were made from."""
+    lines = read_lines(path)
     found, start = [], 0
     for place, audit in enumerate(facts.audits):
         people, candidates = pictures[f"audit.{place}"].shape[:2]

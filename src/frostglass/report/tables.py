@@ -69,11 +69,11 @@ def checks(study: Study) -> list[dict[str, Any]]:
             "High here and low for the judges: the model was fooled, the person was not found.",
             lambda e: limited(e.facts.scores["target_top1"].value, "percent", lambda v: v >= LOW_TARGET_SUCCESS, ""),
         ),
-        *(_judge_check(place, judge, study.vacuous) for place, judge in enumerate(study.first.evaluators, 1)),
+        *(judge_check(place, judge, study.vacuous) for place, judge in enumerate(study.first.evaluators, 1)),
     ]  # fmt: skip
 
 
-def _judge_check(place: int, judge: Network, vacuous: bool) -> dict[str, Any]:
+def judge_check(place: int, judge: Network, vacuous: bool) -> dict[str, Any]:
     """A judge's own quality, which is the same for all audits."""
     right = judge.accuracy.test
     status: Status = "look" if right < WEAK_EVALUATOR else "void" if vacuous else "ok"
@@ -87,13 +87,13 @@ def picture_tables(study: Study, picture_bytes: int) -> list[list[int]]:
     # 4/3 for base64, and the table's own text.
     column = (len(study.shown) + 1) * (largest * 4 / 3 + 200)
     people = len(study.first.identities)
-    within = _spread(people, max(1, min(people, int(picture_bytes / column))))
-    first = [within[place] for place in _spread(len(within), min(SHOWN, len(within)))]
+    within = spread(people, max(1, min(people, int(picture_bytes / column))))
+    first = [within[place] for place in spread(len(within), min(SHOWN, len(within)))]
     rest = [place for place in within if place not in first]
     return [first, *(rest[start : start + SHOWN] for start in range(0, len(rest), SHOWN))]
 
 
-def _spread(total: int, wanted: int) -> list[int]:
+def spread(total: int, wanted: int) -> list[int]:
     """`wanted` places out of `total`, the same distance apart."""
     return [round(step * (total - 1) / max(1, wanted - 1)) for step in range(wanted)]
 

@@ -1,95 +1,16 @@
 """Utility against leakage: a point for each model, so that it can be seen what each defense buys and what it costs."""
 
-import dataclasses
 import json
-import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, get_origin
+from collections.abc import Sequence
+from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from frostglass.defenses.base import defenses
 from frostglass.report.arrange import Aim, Study, distinct
-from frostglass.report.charts import PATHS, number, span
+from frostglass.report.charts import number, span
+from frostglass.report.plot import BOTTOM, TOP, Point, Series, dashed, drawing, frame, marked, named_settings, ticks, x_of
 
 FEWEST = 3  # models; two are compared in a sentence
-WIDTH, HEIGHT = 860, 500
-LEFT, RIGHT, TOP, BOTTOM = 62, 748, 16, 446  # of the field that holds the points; guessing is named to the right of it
-INSET = 16  # between the outermost points and the field's sides
-COLOURS = 8
-LETTER, LINE = 7.6, 15.0  # size of a label's letters; fonts differ, and this is a wide one
-
-# More shapes than colours, so that a ninth defense has a mark of its own; the first judges' shapes come last, as their colours do.
-MARKS = (
-    *PATHS[2:],
-    "M0 6.5L-6.5-5L6.5-5z",
-    "M-2.3-6.5H2.3V-2.3H6.5V2.3H2.3V6.5H-2.3V2.3H-6.5V-2.3H-2.3z",
-    "M0-7.5L1.8-2.4L7.1-2.3L2.9 .9L4.4 6.1L0 3L-4.4 6.1L-2.9 .9L-7.1-2.3L-1.8-2.4z",
-    "M-6.5 0L-3.3-5.6H3.3L6.5 0L3.3 5.6H-3.3z",
-    "M-6-6H6L2 0L6 6H-6L-2 0z",
-    "M-6.3-3.3L-3.3-6.3L0-3L3.3-6.3L6.3-3.3L3 0L6.3 3.3L3.3 6.3L0 3L-3.3 6.3L-6.3 3.3L-3 0z",
-    "M6-6.5V6.5L-6 0z",
-    *PATHS[:2],
-)
-UNDEFENDED = "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle on the drawing."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def shared(self, other: "Box") -> float:
-        """The area both cover."""
-        wide, high = min(self.right, other.right) - max(self.left, other.left), min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(wide, 0.0) * max(high, 0.0)
-
-
-@dataclass(frozen=True)
-class Point:
-    x: float
-    y: float
-    low: float
-    high: float
-    aim: Aim
-
-    @property
-    def box(self) -> Box:
-        return Box(self.x - 8, self.y - 8, self.x + 8, self.y + 8)
-
-
-@dataclass(frozen=True)
-class Series:
-    """One defense at its strengths, in order of accuracy."""
-
-    name: str
-    points: tuple[Point, ...]
-    colour: int
-    mark: str
-
-
-@dataclass(frozen=True)
-class Label:
-    """A series' name beside one of its points: to the right of it, to the left, or (0) above or below."""
-
-    box: Box
-    point: Point
-    side: int
-
-    @property
-    def far(self) -> bool:
-        """Is it so far from its point that a line must join them?"""
-        return (
-            max(self.box.left - self.point.x, self.point.x - self.box.right, self.box.top - self.point.y, self.point.y - self.box.bottom)
-            > 16
-        )
 
 
 def tradeoff(study: Study) -> Markup:
@@ -97,18 +18,8 @@ def tradeoff(study: Study) -> Markup:
     if len(study.aims) < FEWEST:
         return Markup("")
     low, high = _range([aim.accuracy for aim in study.aims])
-    series = _series(study, low, high)
     levels = sorted({aim.strongest.facts.prior_only[aim.strongest.strictest].value for aim in study.aims})
-    parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(_spoken(study))}</title>',
-        _axes(low, high),
-        _guessing(levels),
-        *(_guides(each.points) for each in series if not each.colour),
-        *map(_lines, series),
-        *map(_points, series),
-        *(_named(each, label) for each, label in zip(series, _labels(series, levels), strict=True)),
-    ]
-    return Markup("".join([*parts, "</svg>"]))
+    return drawing(_spoken(study), _axes(low, high), _guessing(levels), _series(study, low, high), [_y(level) for level in levels])
 
 
 def _series(study: Study, low: float, high: float) -> list[Series]:
@@ -118,36 +29,20 @@ def _series(study: Study, low: float, high: float) -> list[Series]:
         groups.setdefault(json.dumps([aim.kind, aim.strongest.defense, _choices(aim)]), []).append(aim)
     heads = [members[0] for members in groups.values()]
     names = distinct([head.strongest.defense for head in heads], [_choices(head) for head in heads])
-    result, count = [], 0
-    for name, members in zip(names, groups.values(), strict=True):
-        plain = members[0].kind == "undefended"
-        colour, mark = (0, UNDEFENDED) if plain else (count % COLOURS + 1, MARKS[count % len(MARKS)])
-        count += not plain
-        points = sorted((_point(aim, low, high) for aim in members), key=lambda point: (point.x, point.y))
-        result.append(Series(_shortened(name), tuple(points), colour, mark))
-    return result
+    return marked(
+        (name, members[0].kind == "undefended", [_point(aim, low, high) for aim in members])
+        for name, members in zip(names, groups.values(), strict=True)
+    )
 
 
 def _choices(aim: Aim) -> dict[str, Any]:
     """What makes a defense another defense and not just a stronger one: settings with named values, and how the model was trained."""
-    found = []
-    for defense in aim.strongest.facts.defenses:
-        name = str(defense.get("name"))
-        fields = dataclasses.fields(defenses.get(name)) if name in defenses.names() else ()
-        named = [field.name for field in fields if field.type is bool or get_origin(field.type) is Literal]
-        found.append({key: defense.get(key) for key in named})
-    return {"defense": found, "recipe": aim.recipe}
-
-
-def _shortened(label: str) -> str:
-    """ "BiDO · measure=hsic_nocco" as "BiDO hsic nocco"; a number or a yes needs the setting's name before it."""
-    name, *details = label.split(" · ")
-    return " ".join([name, *(re.sub(r"^\w+=(?!True|False|none)(?=[A-Za-z])", "", detail).replace("_", " ") for detail in details)])
+    return {"defense": named_settings(aim.strongest.facts.defenses), "recipe": aim.recipe}
 
 
 def _point(aim: Aim, low: float, high: float) -> Point:
     leak = aim.strongest.leak
-    return Point(_x(aim.accuracy, low, high), _y(leak.value), _y(leak.low), _y(leak.high), aim)
+    return Point(x_of(aim.accuracy, low, high), _y(leak.value), _y(leak.low), _y(leak.high), _said(aim), aim.vacuous)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -157,136 +52,22 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return max(low - margin, 0.0), min(high + margin, 1.0)
 
 
-def _x(share: float, low: float, high: float) -> float:
-    return LEFT + INSET + (share - low) / (high - low) * (RIGHT - LEFT - 2 * INSET)
-
-
 def _y(share: float) -> float:
     return BOTTOM - min(max(share, 0.0), 1.0) * (BOTTOM - TOP - 8)
 
 
-def _ticks(low: float, high: float) -> Iterator[float]:
-    step = next(step for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (high - low) / step <= 9)
-    yield from (place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
-
-
 def _axes(low: float, high: float) -> str:
-    across = "".join(
-        f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 5}"/>'
-        f'<text x="{x:.1f}" y="{BOTTOM + 20}" text-anchor="middle">{number(at, "percent")}</text>'
-        for at, x in ((at, _x(at, low, high)) for at in _ticks(low, high))
-    )
-    upwards = "".join(
-        f'<line class="rule" x1="{LEFT}" x2="{RIGHT}" y1="{_y(at):.1f}" y2="{_y(at):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{_y(at) + 4:.1f}" text-anchor="end">{number(at, "percent")}</text>'
-        for at in (0, 0.25, 0.5, 0.75, 1)
-    )
-    middle = (TOP + BOTTOM) / 2
-    return (
-        f'<g aria-hidden="true">{across}{upwards}'
-        f'<text class="title" x="{(LEFT + RIGHT) / 2:.1f}" y="{HEIGHT - 12}" text-anchor="middle">model is right on held-out pictures →</text>'
-        f'<text class="title" x="14" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 14 {middle:.1f})">share recognised →</text></g>'
-    )
+    across = [(x_of(at, low, high), number(at, "percent")) for at in ticks(low, high)]
+    upwards = [(_y(at), number(at, "percent")) for at in (0, 0.25, 0.5, 0.75, 1)]
+    return frame(across, upwards, "model is right on held-out pictures →", "share recognised →")
 
 
 def _guessing(levels: Sequence[float]) -> str:
     """What random pictures reach: a dashed line, or the lowest and the highest where the strictest judges of the models differ."""
-    ends = dict.fromkeys(f"{_y(level):.1f}" for level in (levels[0], levels[-1]))
-    lines = "".join(f'<line class="guess" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>' for y in ends)
-    said = number(levels[-1], "percent") if len(ends) == 1 else f"{number(levels[0], 'points')}–{number(levels[-1], 'percent')}"
-    middle = min((_y(levels[0]) + _y(levels[-1])) / 2, BOTTOM - 10)
-    return f'{lines}<text x="{RIGHT + 8}" y="{middle - 3:.1f}">guessing<tspan x="{RIGHT + 8}" dy="15">{said}</tspan></text>'
-
-
-def _guides(points: Sequence[Point]) -> str:
-    """Thin lines through the undefended model: what lies left of them costs accuracy, what lies below leaks less."""
-    return "".join(f'<path class="guide" d="M{LEFT} {point.y:.1f}H{RIGHT}M{point.x:.1f} {TOP}V{BOTTOM}"/>' for point in points)
-
-
-def _lines(series: Series) -> str:
-    """The intervals, and a line through the strengths."""
-    bars = "".join(f'<path class="reach" d="M{point.x:.1f} {point.low:.1f}V{point.high:.1f}"/>' for point in series.points)
-    route = " ".join(f"{point.x:.1f},{point.y:.1f}" for point in series.points)
-    joined = f'<polyline class="route" points="{route}"/>' if len(series.points) > 1 else ""
-    return f'<g class="c{series.colour}" aria-hidden="true">{bars}{joined}</g>'
-
-
-def _points(series: Series) -> str:
-    drawn = []
-    for point in series.points:
-        ring = '<circle class="ring" r="9"/>' if not series.colour else ""
-        hollow = " hollow" if point.aim.vacuous else ""
-        drawn.append(
-            f'<g class="point c{series.colour}{hollow}" transform="translate({point.x:.1f} {point.y:.1f})">'
-            f'<title>{escape(_said(point.aim))}</title>{ring}<path d="{series.mark}"/></g>'
-        )
-    return "".join(drawn)
-
-
-def _named(series: Series, label: Label) -> str:
-    box, point = label.box, label.point
-    leader = ""
-    if label.far:
-        x, y = min(max(point.x, box.left), box.right), box.top if box.top > point.y else box.bottom
-        y = y if box.left <= point.x <= box.right or not box.top <= point.y <= box.bottom else (box.top + box.bottom) / 2
-        leader = f'<path class="leader" d="M{x:.1f} {y:.1f}L{point.x:.1f} {point.y:.1f}"/>'
-    # Anchored towards its point, so that in another font it grows away from it.
-    anchor, at = {1: ("start", box.left), -1: ("end", box.right), 0: ("middle", (box.left + box.right) / 2)}[label.side]
-    text = f'<text class="name" x="{at:.1f}" y="{box.bottom - 4:.1f}" text-anchor="{anchor}">{escape(series.name)}</text>'
-    return f'<g class="c{series.colour}" aria-hidden="true">{leader}{text}</g>'
-
-
-def _labels(series: Sequence[Series], levels: Sequence[float]) -> list[Label]:
-    """A place for each name: near one end of its series, over as little else as possible; each is tried again once the others stand."""
-    marks = [(each, point.box) for each in series for point in each.points]
-    bars = [Box(point.x - 1, point.high, point.x + 1, point.low) for each in series for point in each.points]
-    bars += [Box(point.x - 0.5, TOP, point.x + 0.5, BOTTOM) for each in series if not each.colour for point in each.points]
-    rows = [_y(level) for level in levels] + [point.y for each in series if not each.colour for point in each.points]
-    bars += [Box(LEFT, y - 0.5, RIGHT, y + 0.5) for y in rows]
-    dots = [dot for each in series for dot in _along(each.points)]
-
-    def cost(each: Series, place: int, label: Label, others: Sequence[Label]) -> float:
-        box = label.box
-        covered = sum(box.shared(other.box) for other in others) * 6 + sum(box.shared(mark) for _, mark in marks) * 4
-        crossed = sum(box.shared(bar) for bar in bars) * 1.5 + sum(box.shared(dot) for dot in dots) * 1.5
-        outside = (box.right - box.left) * (box.bottom - box.top) - box.shared(Box(LEFT + 2, TOP - 8, RIGHT - 2, BOTTOM - 2))
-        # Nearest its own end of a line and nobody else's point: a name between two marks could belong to either.
-        near = sum(1 for other, mark in marks if other is not each and box.shared(_wider(mark)))
-        return covered + crossed + outside * 8 + near * 14 + place * 2
-
-    chosen: list[Label | None] = [None] * len(series)
-    for _ in range(4):
-        for turn, each in enumerate(series):
-            others = [label for other, label in enumerate(chosen) if label is not None and other != turn]
-            chosen[turn] = min(enumerate(_options(each)), key=lambda option: cost(each, option[0], option[1], others))[1]
-    return [label for label in chosen if label is not None]
-
-
-def _options(series: Series) -> Iterator[Label]:
-    """Places for a name, the best first: close before far, the ends of the series before what lies between."""
-    wide = LETTER * len(series.name)
-    ends = [series.points[-1], *series.points[:-1]]
-    for gap in (10, 22, 36, 54):
-        gap += 0 if series.colour else 4  # the undefended mark is larger
-        for point in ends:
-            for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
-                slant = gap if not (right and down) else 0.75 * gap
-                left = point.x + right * slant - (0 if right > 0 else wide if right < 0 else wide / 2)
-                top = point.y + down * slant - (0 if down > 0 else LINE if down < 0 else LINE / 2)
-                yield Label(Box(left, top, left + wide, top + LINE), point, right)
-
-
-def _wider(box: Box) -> Box:
-    return Box(box.left - 5, box.top - 3, box.right + 5, box.bottom + 3)
-
-
-def _along(points: Sequence[Point]) -> Iterator[Box]:
-    """Small boxes along the line through the points."""
-    for one, two in pairwise(points):
-        steps = max(1, int(math.hypot(two.x - one.x, two.y - one.y) / 6))
-        for step in range(1, steps):
-            x, y = one.x + (two.x - one.x) * step / steps, one.y + (two.y - one.y) * step / steps
-            yield Box(x - 2, y - 2, x + 2, y + 2)
+    rows = [_y(level) for level in levels]
+    alike = f"{rows[0]:.1f}" == f"{rows[-1]:.1f}"
+    said = number(levels[-1], "percent") if alike else f"{number(levels[0], 'points')}–{number(levels[-1], 'percent')}"
+    return dashed(rows, "guessing", said)
 
 
 def _said(aim: Aim) -> str:

@@ -1,0 +1,73 @@
+"""What makes an audit of features believable: blind draws, a positive control, and the scale on which a similarity is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from frostglass.experiments.controls import MOST_PARTIAL, WEAK_EVALUATOR, broken_off
+from frostglass.metrics.base import Rows, Score
+from frostglass.types import Target
+
+BLIND_EMBEDDER = 0.2  # least difference between the similarity of one person's photos and of two people's
+
+
+@dataclass(frozen=True)
+class FeatureControls:
+    """Judgements on one audit of features.
+
+    `lift`: attack minus blind draws of the attacker's prior, person by person, in similarity and by each judge; `control_lift`: the same on the plain features of
+    the undefended model. `references`: the similarity of two photos of one person (`same_person`) and of two people (`different_people`). `vacuous`: why the
+    audit proves nothing, or "".
+    """
+
+    lift: tuple[Score, ...]
+    control_lift: tuple[Score, ...]
+    references: Mapping[str, float]
+    vacuous: str
+    warnings: tuple[str, ...]
+
+
+def judge_features(
+    rows: Rows,
+    prior_rows: Rows,
+    control: tuple[Rows, Rows] | None,
+    references: Mapping[str, float],
+    *,
+    margin: float,
+    evaluators: Sequence[Target],
+    partial: int = 0,
+    broken: int = 0,
+) -> FeatureControls:
+    """Weigh an attack's rows against those of blind draws and of the positive control.
+
+    `broken` pictures come from searches that broke off; of `partial` people there are no others.
+    """
+    control_lift = feature_lift(*control) if control else ()
+    vacuous = ""
+    apart = references["same_person"] - references["different_people"]
+    if apart < BLIND_EMBEDDER:
+        vacuous = (
+            f"the embedder hardly tells people apart (cosine {references['same_person']:.2f} for one person, {references['different_people']:.2f} for two): "
+            "train it longer, or on more public people with several pictures each"
+        )
+    elif partial > MOST_PARTIAL * len(rows.labels):
+        vacuous = f"the search broke off for {partial} of {len(rows.labels)} people, so a low score says nothing of the features"
+    elif control is None:
+        vacuous = "no positive control was run, so a failed attack cannot be told from a good protection"
+    elif (similarity := next(score for score in control_lift if score.name == "similarity")).low <= margin:
+        vacuous = (
+            f"the same attack does not rebuild people from unprotected features (similarity above blind draws {similarity.value:.2f}, at least "
+            f"{similarity.low:.2f} with 95 % confidence, wanted above {margin:.2f}): it cannot show that a protection works"
+        )
+    weak = [
+        f"evaluator {number} is right on only {right:.0%} of held-out pictures: its verdicts are weak"
+        for number, evaluator in enumerate(evaluators, 1)
+        if (right := evaluator.info["accuracy"]["test"]) < WEAK_EVALUATOR
+    ]
+    warnings = (*broken_off(partial, broken, rows), *weak)
+    return FeatureControls(feature_lift(rows, prior_rows), control_lift, dict(references), vacuous, warnings)
+
+
+def feature_lift(rows: Rows, prior_rows: Rows) -> tuple[Score, ...]:
+    """Attack minus blind draws, person by person, in similarity and by each judge."""
+    names = ["similarity", *sorted(name for name in rows.columns if name.startswith("top1_"))]
+    return tuple(Score.of(name, rows.columns[name].double().mean(1) - prior_rows.columns[name].double().mean(1)) for name in names)

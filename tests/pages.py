@@ -1,0 +1,66 @@
+"""A report as tests read it."""
+
+import base64
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def plain(text: str) -> str:
+    """Text without the characters that only steer line breaks."""
+    return text.replace("\u202f", " ").replace("\u00a0", " ").replace("\u2060", "")
+
+
+class Page(HTMLParser):
+    """The parts of a page that tests look at: all text, its sentences, its tables by name, all tags."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.texts: list[str] = []
+        self.sentences: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._stack: list[tuple[str, dict[str, Any]]] = []
+        self._region = ""
+        self.raw = path.read_text(encoding="utf-8")
+        self.feed(self.raw)
+        self.text = " ".join("".join(self.texts).split())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if values.get("role") == "region":
+            self._region = values["aria-label"]
+            self.tables.setdefault(self._region, [])
+        if tag == "tr":
+            self.tables[self._region].append([])
+        if tag in ("td", "th"):
+            self.tables[self._region][-1].append("")
+        if tag == "p" and values.get("class") == "said":
+            self.sentences.append("")
+        if tag not in ("img", "meta", "br"):
+            self._stack.append((tag, values))
+
+    def handle_endtag(self, tag):
+        assert self._stack.pop()[0] == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        open_tags = [tag for tag, _ in self._stack]
+        data = plain(data)
+        if "style" not in open_tags:
+            self.texts.append(data + " ")
+        if any(values.get("class") == "said" for _, values in self._stack):
+            self.sentences[-1] += data
+        if "td" in open_tags or "th" in open_tags:
+            row = self.tables[self._region][-1]
+            row[-1] = " ".join(f"{row[-1]} {data}".split())
+
+    @property
+    def images(self) -> list[np.ndarray]:
+        sources = [values["src"] for tag, values in self.tags if tag == "img"]
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1])))) for source in sources]

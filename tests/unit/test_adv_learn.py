@@ -1,0 +1,288 @@
+"""AdvLearn: what network and decoder feel of each other, and that each stands still while the other learns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from frostglass.defenses.adv_learn import AdvLearn
+from frostglass.defenses.base import Batch, Moment, Size, defenses
+from frostglass.defenses.compose import losses, problems
+from frostglass.defenses.label_smoothing import LabelSmoothing
+from frostglass.errors import ConfigError
+from frostglass.models.perceptual import perceptual_distance
+from frostglass.priors.decoder import DecoderGame, standardised
+from frostglass.runtime import capture, generator_for, seeded
+from frostglass.training import Training, train_target
+from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
+
+CUT = "2"
+TINY = {"decoder_width": 4, "head_start": 2, "public_batch": 8}
+CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
+CRAFTER = AdvLearn.variants["crafter"][1] | {"decoder_width": 4, "public_batch": 8}
+STRANGERS = images(40, 5, seed=9, names="stranger")
+
+
+def victim():
+    return replace(target(), cut=CUT)
+
+
+def judge():
+    return replace(target(seed=1), taps=("0", "2"))
+
+
+def batch_of(made, labels=None):
+    """What a training step sees of eight private pictures."""
+    pictures = images(8, 4).floats()
+    with seeded(5), capture(made.module, (CUT,)) as tapped:
+        logits = made.module(pictures)
+    return Batch(pictures, images(8, 4).labels if labels is None else labels, logits, dict(tapped), Moment(0, 4))
+
+
+def snapshot(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def unchanged(module, before):
+    return all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_the_decoders_turn_is_the_one_that_is_written_down():
+    """Steps on public pictures, whose features are those of the network in evaluation mode, drawn by seeds of their own."""
+    made = victim()
+    opponent = AdvLearn(decoder_steps=3, decoder_lr=2e-3, **TINY).opponent(made, STRANGERS, None, seed=7)
+    with seeded(7, "simulated", "init", 0):
+        reference = DecoderGame((8, 8, 8), made.image_shape, width=4, lr=2e-3)
+    assert same_weights(opponent.game.decoder, reference.decoder)
+    for number, steps in ((0, 5), (1, 3)):  # a head start of 2 at the very first
+        opponent.turn(Moment(0, 4), number)
+        made.module.eval()
+        for step in range(steps):
+            pictures = STRANGERS.floats(torch.randint(40, (8,), generator=generator_for(7, "simulated", 0, number, step)))
+            with torch.no_grad():
+                features = made.module[:3](pictures)
+            reference.step(standardised(features), pictures)
+        made.module.train()
+        assert same_weights(opponent.game.decoder, reference.decoder)
+
+
+def test_the_network_stands_still_while_the_decoder_learns():
+    made = victim()
+    made.module(images(8, 4).floats()).sum().backward()
+    before, grads = snapshot(made.module), [weight.grad.clone() for weight in made.module.parameters()]
+    made.module[1].eval()  # modes are a caller's own business
+    state = torch.get_rng_state()
+    opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
+    decoder = snapshot(opponent.game.decoder)
+    opponent.turn(Moment(0, 4), 0)
+    assert unchanged(made.module, before)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [part.training for part in made.module] == [True, False, True, True, True, True, True]
+    assert all(
+        torch.equal(weight.grad, grad) and weight.requires_grad for weight, grad in zip(made.module.parameters(), grads, strict=True)
+    )
+    assert not unchanged(opponent.game.decoder, decoder)
+
+
+def test_what_the_network_feels():
+    made = victim()
+    opponent = AdvLearn(pixel=3.0, **TINY).opponent(made, STRANGERS, None, seed=0)
+    opponent.turn(Moment(0, 4), 0)
+    batch = batch_of(made)
+    terms = opponent.losses(batch)
+    rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
+    assert list(terms) == ["reconstruction"]
+    assert terms["reconstruction"].weight == -3.0
+    assert torch.equal(terms["reconstruction"].value, (rebuilt - batch.images).square().mean())
+
+
+def test_the_decoder_stands_still_while_the_network_learns():
+    made = victim()
+    opponent = AdvLearn(decoder_adversarial=0.1, **TINY).opponent(made, STRANGERS, None, seed=0)
+    opponent.turn(Moment(0, 4), 0)
+    before = {name: tensor.clone() for name, tensor in opponent.tensors().items()}
+    (term,) = opponent.losses(batch_of(made)).values()
+    term.value.backward()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in opponent.tensors().items())
+    assert all(weight.grad is None for weight in opponent.game.decoder.parameters())
+    assert made.module[0].weight.grad.abs().sum() > 0  # it reaches the encoder
+    assert made.module[6].weight.grad is None  # and nothing behind the cut
+
+
+def test_a_step_along_the_term_makes_the_decoder_worse():
+    made = victim()
+    made.module.eval()  # so that the loss is a function of the weights alone
+    opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
+    for number in range(5):
+        opponent.turn(Moment(0, 4), number)
+    (term,) = opponent.losses(batch_of(made)).values()
+    (term.weight * term.value).backward()
+    with torch.no_grad():
+        made.module[0].weight -= 1e-3 * made.module[0].weight.grad / made.module[0].weight.grad.norm()
+    (after,) = opponent.losses(batch_of(made)).values()
+    assert after.value > term.value
+
+
+def test_scale_wins_nothing():
+    made = victim()
+    opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
+    opponent.turn(Moment(0, 4), 0)
+    batch = batch_of(made)
+    grown = replace(batch, tapped={CUT: 100 * batch.tapped[CUT]})
+    torch.testing.assert_close(opponent.losses(batch)["reconstruction"].value, opponent.losses(grown)["reconstruction"].value)
+
+
+def test_perceptual_terms_for_both():
+    made, other = victim(), judge()
+    before, modes = snapshot(other.module), [part.training for part in other.module]
+    defense = AdvLearn(pixel=0.0, perceptual=2.0, decoder_perceptual=0.5, **TINY)
+    assert defense.needs == {"perceptual"}
+    opponent = defense.opponent(made, STRANGERS, other, seed=0)
+    opponent.turn(Moment(0, 4), 0)
+    batch = batch_of(made)
+    terms = opponent.losses(batch)
+    assert list(terms) == ["perceptual"]
+    assert terms["perceptual"].weight == -2.0
+    still = judge()
+    still.module.eval()
+    rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
+    torch.testing.assert_close(terms["perceptual"].value, perceptual_distance(still, rebuilt, batch.images).mean())
+    terms["perceptual"].value.backward()
+    assert unchanged(other.module, before)  # its batch norm too
+    assert [part.training for part in other.module] == modes
+    assert all(weight.grad is None and weight.requires_grad for weight in other.module.parameters())
+
+
+def test_crafters_form():
+    """(1 - λ) L_u - λ |whole batch| / (H W), the decoder's undivided."""
+    made, defense = victim(), AdvLearn(**CRAFTER)
+    opponent = defense.opponent(made, STRANGERS, None, seed=0)
+    batch = batch_of(made)
+    terms = losses([defense], batch, [(CUT,)], [opponent])
+    assert {name: term.weight for name, term in terms.items()} == {"cross_entropy": 0.5, "reconstruction": -0.5}
+    assert torch.equal(terms["cross_entropy"].value, F.cross_entropy(batch.logits, batch.labels))
+    rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
+    torch.testing.assert_close(terms["reconstruction"].value, (rebuilt - batch.images).square().sum().sqrt() / 256)
+    attributes = torch.tensor([[1.0, 0, 1, 0]] * 8)
+    by_attribute = defense.losses(replace(batch, labels=attributes))["cross_entropy"]
+    assert torch.equal(by_attribute.value, F.binary_cross_entropy_with_logits(batch.logits, attributes))
+    pictures = STRANGERS.floats(torch.arange(8))
+    with torch.no_grad():
+        features = standardised(made.module.eval()[:3](pictures))
+        whole = (opponent.game.decoder.train()(features) - pictures).square().sum().sqrt()
+    assert opponent.game.step(features, pictures) == pytest.approx(whole.item(), rel=1e-5)
+
+
+def test_a_new_decoder_begins_every_so_many_epochs():
+    opponent = AdvLearn(restart_every=2, decoder_steps=1, **TINY | {"head_start": 0}).opponent(victim(), STRANGERS, None, seed=0)
+    games = []
+    for epoch in range(5):
+        for number in range(2):
+            opponent.turn(Moment(epoch, 5), number)
+            games.append(opponent.game)
+    assert [id(game) for game in games] == [id(games[0])] * 4 + [id(games[4])] * 4 + [id(games[8])] * 2
+    assert len({id(game) for game in games}) == 3
+    assert not same_weights(games[0].decoder, games[4].decoder)
+    kept = AdvLearn(decoder_steps=1, **TINY | {"head_start": 0}).opponent(victim(), STRANGERS, None, seed=0)
+    first = kept.game
+    kept.turn(Moment(4, 5), 0)
+    assert kept.game is first
+
+
+VARIETIES = [
+    {},
+    {"restart_every": 2, "decoder_adversarial": 0.1},
+    {"restart_every": 3, "perceptual": 0.5, "decoder_perceptual": 0.2},
+    {name: value for name, value in CRAFTER.items() if name not in TINY},
+]
+
+
+@pytest.mark.parametrize("more", VARIETIES)
+def test_a_killed_training_goes_on_to_the_same_bytes(more):
+    def train(work):
+        return train_target(CONFIG, split(), [AdvLearn(**TINY | more)], perceptual=judge(), seed=0, work=work)
+
+    whole, work = train(NoWork()), MemoryWork(saves_before_death=2)
+    with pytest.raises(KilledError):
+        train(work)
+    work.left = None
+    resumed = train(work)
+    assert same_weights(whole.module, resumed.module)
+    assert whole.info == resumed.info
+
+
+def test_a_training_logs_its_terms_and_says_where_it_was_cut():
+    made = train_target(CONFIG, split(), [AdvLearn(pixel=2.0, **TINY)], seed=0, work=NoWork())
+    assert made.info["facts"] == {"adv_learn": {"cut": "stage2"}}
+    assert all(-2 <= row["reconstruction"] < 0 for row in made.info["history"])  # bounded: pictures are in [0, 1]
+    assert made.info["selected_epoch"] >= 2
+
+
+def test_only_the_second_half_may_be_selected():
+    defense = AdvLearn()
+    assert [defense.settled(Moment(epoch, 5)) for epoch in range(5)] == [False, False, True, True, True]
+    assert defense.settled(Moment(0, 1))
+    assert AdvLearn(**AdvLearn.off).settled(Moment(0, 5))
+
+
+def test_at_zero_there_is_nothing_of_it():
+    nothing = AdvLearn(**AdvLearn.off, decoder_perceptual=1.0)
+    assert nothing.opponent(target(), STRANGERS, None, seed=0) is None
+    assert nothing.problems(target(), Size(48, 16, 4)) == []
+    assert nothing.needs == frozenset()
+    assert nothing.taps(victim()) == ()
+    assert nothing.facts(victim(), Size(48, 16, 4)) == {}
+
+
+def test_it_needs_a_cut_before_which_something_learns():
+    assert problems([AdvLearn()], target(), Size(48, 16, 4)) == ["adv_learn: needs to know where the network is cut: set target.cut"]
+    with pytest.raises(ConfigError, match=r"adv_learn: needs to know where the network is cut: set target\.cut"):
+        train_target(replace(CONFIG, cut=None), split(), [AdvLearn()], seed=0, work=NoWork())
+    made = victim()
+    made.module[:3].requires_grad_(False)
+    (told,) = AdvLearn().problems(made, Size(48, 16, 4))
+    assert told == "no weight before 2 learns, so what is released there cannot change: freeze fewer layers, or cut behind a later one"
+
+
+def test_a_feature_that_the_next_layer_overwrites_is_refused():
+    made = victim()
+    assert AdvLearn().problems(made, Size(48, 16, 4)) == []
+    made.module[2] = nn.ReLU(inplace=True)
+    assert AdvLearn().problems(made, Size(48, 16, 4)) == []  # its own output stays
+    (told,) = AdvLearn().problems(replace(made, cut="1"), Size(48, 16, 4))
+    assert told == "the layer behind 1 works in place, so what is released cannot be read any more: cut behind that layer"
+
+
+def test_what_it_lacks_is_told():
+    with pytest.raises(ConfigError, match=r"adv_learn compares pictures by a perceptual network, and none is given: set \[perceptual\]"):
+        AdvLearn(perceptual=1.0).opponent(victim(), STRANGERS, None, seed=0)
+    with pytest.raises(ConfigError, match="a simulated attacker learns on public pictures, and there are 0: use data with public people"):
+        AdvLearn().opponent(victim(), STRANGERS.at(torch.arange(0)), None, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"pixel": -1.0}, "pixel"),
+        ({"perceptual": float("nan")}, "perceptual"),
+        ({"decoder_steps": 0}, "decoder_steps"),
+        ({"public_batch": 1}, "public_batch"),
+        ({"weighting": "share"}, r'weighting = "share" leaves the task 1 - pixel: give a pixel below 1, got 1\.0'),
+    ],
+)
+def test_bad_parameters(bad, message):
+    with pytest.raises(ConfigError, match=message):
+        AdvLearn(**bad)
+
+
+def test_variants_are_parameters_and_what_it_replaces():
+    for _, settings in AdvLearn.variants.values():
+        assert AdvLearn(**settings).active
+    assert AdvLearn().replaces() == {"training of the encoder"}
+    shared = AdvLearn(**CRAFTER)
+    assert shared.replaces() == {"training of the encoder", "classification loss"}
+    with pytest.raises(ConfigError, match="adv_learn and label_smoothing both replace the classification loss"):
+        train_target(CONFIG, split(), [shared, LabelSmoothing(alpha=-0.1)], seed=0, work=NoWork())
+    assert defenses.get("adv_learn") is AdvLearn

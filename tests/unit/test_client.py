@@ -1,0 +1,173 @@
+"""The two halves of a split model: what they answer together, what each carries, and what is refused when they are read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from frostglass.data.faces import Faces
+from frostglass.data.splits import make_split
+from frostglass.defenses.adv_learn import AdvLearn
+from frostglass.defenses.crafter import Crafter
+from frostglass.errors import CheckpointError, ConfigError
+from frostglass.experiments.client import Client, Guesser, Server, split_model
+from frostglass.experiments.pipeline import _train
+from frostglass.models.wrap import wrap
+from frostglass.priors.amortizer import Amortizer
+from frostglass.priors.wgan import Wgan
+from frostglass.training import Training, wanted
+from worlds import NoWork
+
+SHAPE = (3, 16, 16)
+SHORT = {"steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4}
+
+
+@pytest.fixture(scope="module")
+def split():
+    return make_split(
+        Faces(size=16, identities=4, images=10, public_identities=20, public_images=1), test_fraction=0.3, validation_fraction=0.1, seed=0
+    )
+
+
+@pytest.fixture(scope="module")
+def target(split):
+    config = Training(model="cnn", options={"width": 4}, attributes=("all",), cut="stage1", epochs=1, batch=16)
+    return _train(config, split, (), "private", "", None, seed=0, work=NoWork())
+
+
+@pytest.fixture(scope="module")
+def prior(split):
+    return Wgan(steps=1, width=4, latent=5, batch=4).train(split.public)
+
+
+def test_the_halves_answer_as_the_whole_does(target, split):
+    client, server = split_model(target)
+    images = split.test.floats()
+    with torch.no_grad():
+        assert torch.equal(server.answer(client.protect(images)), target.module(images))
+    assert server.classes == target.classes
+    assert server.attributes
+
+
+def test_the_halves_have_weights_of_their_own(target):
+    client, server = split_model(target)
+    both = {**client.encoder.state_dict(), **server.rest.state_dict()}
+    assert set(both) == set(target.module.state_dict())
+    assert not set(client.encoder.state_dict()) & set(server.rest.state_dict())
+    with torch.no_grad():
+        next(client.encoder.parameters()).add_(1)
+    assert not torch.equal(next(client.encoder.parameters()), next(target.module.parameters()))
+
+
+def test_what_is_loaded_protects_and_answers_alike(target, prior, split, tmp_path):
+    amortizer = Amortizer(steps=1, batch=4, width=4)
+    client, server = split_model(target, Crafter(beta=2.0, **SHORT), prior=prior)
+    guess = Guesser(amortizer.network(client.feature_shape, prior.latent), amortizer, client.feature_shape, prior.latent)
+    client = replace(client, amortizer=guess)
+    again, other = Client.load(client.save(tmp_path / "client")), Server.load(server.save(tmp_path / "server"))
+    images = split.test.floats()[:4]
+    features = client.protect(images, seed=3)
+    assert torch.equal(again.protect(images, seed=3), features)
+    assert not torch.equal(features, split_model(target)[0].protect(images))
+    assert torch.equal(other.answer(features), server.answer(features))
+    assert again.protection == client.protection
+    for name, tensor in guess.network.state_dict().items():
+        assert torch.equal(again.amortizer.network.state_dict()[name], tensor)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+
+
+def test_a_client_holds_nothing_of_the_server(target, tmp_path):
+    client, server = split_model(target)
+    client.save(tmp_path / "client")
+    server.save(tmp_path / "server")
+    ours, theirs = (set(load_file(tmp_path / part / "weights.safetensors")) for part in ("client", "server"))
+    assert ours == set(client.encoder.state_dict())
+    assert not ours & theirs
+
+
+def test_a_module_of_ones_own(split, tmp_path):
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
+
+    own = wrap(build(), classes=3, image_shape=SHAPE, cut="1")
+    client, server = split_model(own)
+    images = split.test.floats()
+    with torch.no_grad():
+        assert torch.equal(server.answer(client.protect(images)), own.module(images))
+    folder = client.save(tmp_path / "client")
+    with pytest.raises(CheckpointError, match="was made of a module of its owner's: build one and give it to load"):
+        Client.load(folder)
+    torch.manual_seed(1)
+    empty = split_model(wrap(build(), classes=3, image_shape=SHAPE, cut="1"))[0].encoder
+    assert torch.equal(Client.load(folder, encoder=empty).protect(images), client.protect(images))
+
+
+def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, monkeypatch):
+    client, _ = split_model(target)
+    folder = client.save(tmp_path / "client")
+    facts = json.loads((folder / "facts.json").read_text())
+    facts["recipe"]["training"]["model"] = "spy:build"
+    (folder / "facts.json").write_text(json.dumps(facts))
+    (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match="names code to run"):
+        Client.load(folder)
+
+
+def test_damaged_and_mixed_up_folders(target, tmp_path):
+    client, server = split_model(target)
+    client.save(tmp_path / "client")
+    server.save(tmp_path / "server")
+    with pytest.raises(CheckpointError, match="holds a server, expected a client"):
+        Client.load(tmp_path / "server")
+    with pytest.raises(CheckpointError, match="no client in"):
+        Client.load(tmp_path)
+    with pytest.raises(CheckpointError, match="is there already"):
+        client.save(tmp_path / "client")
+    (tmp_path / "client" / "weights.safetensors").write_bytes((tmp_path / "server" / "weights.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="does not fit the network"):
+        Client.load(tmp_path / "client")
+
+
+@pytest.mark.parametrize(
+    ("images", "match"),
+    [
+        (torch.zeros(2, 3, 8, 8), r"expected float pictures of shape \(N, 3, 16, 16\)"),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "expected float pictures"),
+        (torch.full((2, 3, 16, 16), 255.0), r"expected pictures in \[0, 1\], got values from 255 to 255: divide by 255"),
+        (torch.full((2, 3, 16, 16), torch.nan), r"expected pictures in \[0, 1\]"),
+    ],
+)
+def test_pictures_that_cannot_be_protected(target, images, match):
+    with pytest.raises(ConfigError, match=match):
+        split_model(target)[0].protect(images)
+
+
+def test_features_that_cannot_be_answered(target):
+    with pytest.raises(ConfigError, match="they come from another model, or from another cut of it"):
+        split_model(target)[1].answer(torch.zeros(2, 3, 3))
+
+
+def test_protections_that_cannot_be(target, prior):
+    with pytest.raises(ConfigError, match="adv_learn acts while a network is trained"):
+        split_model(target, AdvLearn(pixel=1.0))
+    with pytest.raises(ConfigError, match="crafter needs the prior, and none is given"):
+        split_model(target, Crafter(beta=1.0))
+    with pytest.raises(ConfigError, match="at least 2"):
+        split_model(target, Crafter(beta=1.0, **SHORT), prior=prior)[0].protect(torch.zeros(1, *SHAPE))
+
+
+def test_a_server_learns_from_released_features(target, split):
+    client, server = split_model(target)
+    features, answers = client.protect(split.train.floats()), wanted(target, split.train)
+    before = {name: tensor.clone() for name, tensor in server.rest.state_dict().items()}
+    better = server.retrained(features, answers, epochs=30, lr=3e-3)
+    loss = nn.functional.binary_cross_entropy_with_logits
+    assert loss(better.answer(features), answers) < 0.8 * loss(server.answer(features), answers)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server.rest.state_dict().items())
+    with pytest.raises(ConfigError, match="as many of both are needed"):
+        server.retrained(features, answers[:3])

@@ -1,0 +1,252 @@
+"""Disco: the mask, who feels what, and a network that stays what it is otherwise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from frostglass.defenses.base import Batch, Moment, Size
+from frostglass.defenses.compose import losses, prepare, problems
+from frostglass.defenses.disco import Disco, Pruned, Pruner, masked, scaled_gradient
+from frostglass.defenses.tiprdc import Tiprdc
+from frostglass.defenses.transfer import Transfer
+from frostglass.errors import ConfigError
+from frostglass.experiments.pipeline import classifier
+from frostglass.experiments.store import Store
+from frostglass.models.build import build
+from frostglass.models.cut import halves
+from frostglass.models.taps import find_head, find_taps
+from frostglass.priors.decoder import standardised
+from frostglass.runtime import capture, seeded
+from frostglass.training import Training, train_target
+from frostglass.types import Target
+from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
+
+CUT = "2"
+TINY = {"decoder_width": 4, "pruner_width": 4, "head_start": 2, "public_batch": 8}
+CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
+STRANGERS = images(40, 5, seed=9, names="stranger")
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network(name="cnn", cut="stage2", **more):
+    module = build(name, classes=4, image_shape=(3, 16, 16), seed=0, width=4, **more)
+    return Target(
+        module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head=find_head(module, (3, 16, 16)),
+        taps=find_taps(module, (3, 16, 16)), cut=cut,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.5, 0.7, 0.99])
+def test_the_mask_is_the_one_that_is_written_down(ratio):
+    with seeded(0):
+        pruner = Pruner((10, 4, 4), ratio=ratio, width=2, temperature=1 / 30)
+    features = noise(5, 10, 4, 4)
+    mask, scores = pruner.eval()(features), pruner.scores(features)
+    for row, own in zip(mask.tolist(), scores.tolist(), strict=True):
+        threshold = sorted(own)[int(ratio * 10)]
+        slow = [torch.tensor(30.0 * (score - threshold)).sigmoid().item() for score in own]
+        assert row == pytest.approx(slow, rel=1e-3, abs=1e-6)
+
+
+def test_of_64_channels_the_published_ratio_leaves_one_half():
+    with seeded(0):
+        pruner = Pruner((64,), ratio=0.99, width=8, temperature=1 / 30)
+    assert pruner.pruned == 63
+    mask = pruner.eval()(noise(7, 64))
+    assert torch.equal(mask.max(1).values, torch.full((7,), 0.5))
+    assert ((mask < 0.5).sum(1) == 63).all()
+
+
+def test_a_mask_multiplies_whole_channels():
+    maps, vectors, mask = noise(2, 3, 4, 5), noise(2, 3), torch.rand(2, 3, generator=torch.Generator().manual_seed(1))
+    for n in range(2):
+        for channel in range(3):
+            assert torch.equal(masked(maps, mask)[n, channel], maps[n, channel] * mask[n, channel])
+    assert torch.equal(masked(vectors, mask), vectors * mask)
+
+
+def test_a_scaled_gradient_changes_no_digit():
+    values = noise(50).requires_grad_()
+    passed = scaled_gradient(values, 0.3)
+    assert torch.equal(passed, values)
+    passed.square().sum().backward()
+    torch.testing.assert_close(values.grad, 0.3 * 2 * values.detach())
+
+
+def test_each_network_feels_what_it_should():
+    """Encoder and rest the task alone, the pruner (1 - α) task - α reconstruction, the decoder nothing."""
+    alpha, defense = 0.4, Disco(ratio=0.5, alpha=0.4, **TINY)
+    made = defense.prepare(replace(target(), cut=CUT), seed=3)
+    module, pruned = made.module.train(), made.module[2]
+    module[3].p = 0.0  # dropout would draw anew for the reference
+    opponent = defense.opponent(made, STRANGERS, None, seed=0)
+    opponent.turn(Moment(0, 4), 0)
+    for some in (module, opponent.game.decoder):
+        some.double()
+    pictures, labels = images(8, 4).floats().double(), images(8, 4).labels
+
+    names = defense.taps(made)
+    with capture(module, names) as tapped:
+        logits = module(pictures)
+    terms = losses([defense], Batch(pictures, labels, logits, dict(tapped), Moment(0, 4)), [names], [opponent])
+    assert {name: term.weight for name, term in terms.items()} == {"cross_entropy": 1.0, "reconstruction": -alpha}
+    sum(term.weight * term.value for term in terms.values()).backward()
+    found = {name: weight.grad.clone() for name, weight in module.named_parameters()}
+    module.zero_grad(set_to_none=True)
+    assert all(weight.grad is None for weight in opponent.game.decoder.parameters())
+
+    # By hand: one pass for encoder and rest with the mask as a constant, one for the pruner with the features as constants.
+    features = module[:2](pictures).relu()
+    mask = pruned.pruner(features.detach())
+    F.cross_entropy(module[3:](masked(features, mask.detach())), labels).backward()
+    for name in ("0.weight", "1.weight", "6.weight", "6.bias"):
+        torch.testing.assert_close(found[name], module.get_parameter(name).grad)
+    module.zero_grad(set_to_none=True)
+    still = features.detach()
+    task = F.cross_entropy(module[3:](masked(still, mask)), labels)
+    rebuilt = opponent.game.decoder(standardised(masked(still, mask)))
+    ((1 - alpha) * task - alpha * (rebuilt - pictures).square().mean()).backward()
+    for name, weight in pruned.pruner.named_parameters():
+        torch.testing.assert_close(found[f"2.pruner.{name}"], weight.grad)
+    assert sum(weight.grad.abs().sum() for weight in pruned.pruner.parameters()) > 0
+
+
+def test_an_attacker_sees_true_gradients():
+    """In use nothing is detached or scaled: the slope is that of the released feature as a function of the picture."""
+    made = Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
+    encoder = halves(made).encoder
+    module = made.module.eval().double()
+    pictures = images(2, 2).floats().double().requires_grad_()
+    direction = noise(2, 8, 4, 4).double()
+
+    def released(pictures):
+        return (encoder(pictures) * direction).sum()
+
+    module.requires_grad_(False)
+    (slope,) = torch.autograd.grad(released(pictures), pictures)
+    step = 1e-6 * noise(*pictures.shape, seed=1).double()
+    with torch.no_grad():
+        measured = (released(pictures + step) - released(pictures - step)) / 2
+    assert measured.item() == pytest.approx((slope * step).sum().item(), rel=1e-4)
+
+
+def test_a_cut_gives_masked_features():
+    plain, made = network(), Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
+    pruned = made.module.stage2
+    assert isinstance(pruned, Pruned)
+    for module in (plain.module, made.module):
+        module.eval()
+    with torch.no_grad():
+        features = halves(plain).encoder(images(4, 4).floats())
+        released = halves(made).encoder(images(4, 4).floats())
+        assert torch.equal(released, masked(features, pruned.pruner(features)))
+    assert halves(made).feature_shape == halves(plain).feature_shape == (8, 4, 4)
+
+
+def test_the_same_seed_makes_the_same_pruner_and_other_weights_stay():
+    plain, one, other = network(), *(Disco(**TINY).prepare(network(), seed=seed) for seed in (0, 0))
+    assert same_weights(one.module, other.module)
+    assert not same_weights(one.module, Disco(**TINY).prepare(network(), seed=1).module)
+    kept = plain.module.state_dict()
+    moved = {name.replace("stage2.inner.", "stage2."): tensor for name, tensor in one.module.state_dict().items() if ".pruner." not in name}
+    assert moved.keys() == kept.keys()
+    assert all(torch.equal(moved[name], kept[name]) for name in kept)
+    one.module.load_state_dict(Disco(**TINY).prepare(network(), seed=9).module.state_dict())  # names and shapes are those of any other
+
+
+def test_layers_inside_the_cut_keep_their_meaning():
+    made = replace(network("resnet", "stage1"), taps=("stem", "stage1.0.conv1", "stage1", "stage2"))
+    moved = Disco(**TINY).prepare(made, seed=0)
+    assert moved.taps == ("stem", "stage1.inner.0.conv1", "stage1", "stage2")
+    assert moved.head == "head"
+    whole = Disco(**TINY).prepare(network(cut="head"), seed=0)
+    assert whole.head == "head.inner"
+    assert whole.outputs(images(3, 3).floats())[1].shape == (3, 32)
+    normalised = replace(network(mean=[0.5] * 3, std=[0.5] * 3), cut="net.stage2")
+    assert isinstance(Disco(**TINY).prepare(normalised, seed=0).module.net.stage2, Pruned)
+
+
+def test_vectors_are_pruned_too():
+    made = Disco(ratio=0.5, **TINY).prepare(network(cut="flatten"), seed=0)
+    assert made.module.flatten.pruner.pruned == 16
+    assert made.module.eval()(images(3, 3).floats()).shape == (3, 4)
+    assert halves(made).feature_shape == (32,)
+
+
+def test_nothing_but_maps_and_vectors_can_be_pruned():
+    module = nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(768, 4))
+    tokens = Target(module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head="2", cut="0")
+    with pytest.raises(ConfigError, match=r"disco prunes the channels of maps or vectors, and '0' puts out \(3, 256\): cut behind another"):
+        Disco().prepare(tokens, seed=0)
+
+
+def test_no_other_defense_freezes_its_pruner():
+    for order in ((0, 1), (1, 0)):
+        pair = [Disco(**TINY), Transfer(pretrain="start")]
+        made = prepare([pair[place] for place in order], network(cut="stage3"), seed=0)
+        assert all(weight.requires_grad for weight in made.module.stage3.pruner.parameters())
+        assert not made.module.stage1[0].weight.requires_grad
+    made.module.stage3.pruner.requires_grad_(False)
+    size = Size(48, 16, 4)
+    assert problems([Disco(**TINY)], made, size) == [
+        "disco: another defense froze its pruner: freeze fewer layers, or cut behind a later one"
+    ]
+    assert problems([Disco()], target(), size) == ["disco: needs to know where the network is cut: set target.cut"]
+
+
+@pytest.mark.parametrize("more", [{}, {"restart_every": 2, "ratio": 0.5}, Disco.variants["crafter"][1], {"alpha": 0.0}])
+def test_a_killed_training_goes_on_to_the_same_bytes(more):
+    def train(work):
+        return train_target(CONFIG, split(), [Disco(**TINY | more)], seed=0, work=work)
+
+    whole, work = train(NoWork()), MemoryWork(saves_before_death=2)
+    with pytest.raises(KilledError):
+        train(work)
+    work.left = None
+    resumed = train(work)
+    assert same_weights(whole.module, resumed.module)
+    assert whole.info == resumed.info
+    assert whole.info["facts"]["disco"] == {"cut": "stage2", "below_threshold": 4 if "ratio" in more else 7}
+    assert ("reconstruction" in whole.info["history"][0]) == (more.get("alpha") != 0.0)
+
+
+@pytest.mark.parametrize("defense", [Disco(**TINY), Tiprdc(epochs=1, reader_width=2)], ids=lambda defense: defense.name)
+def test_a_stored_network_comes_back_as_it_was(defense, tmp_path):
+    made, read = (classifier(Store(tmp_path / "store"), replace(CONFIG, epochs=1), split(), [defense], seed=0) for _ in range(2))
+    assert made.module is not read.module
+    assert same_weights(made.module, read.module)
+    assert (read.cut, read.head, read.taps) == (made.cut, made.head, made.taps)
+    pictures = images(4, 4).floats()
+    with torch.no_grad():
+        assert torch.equal(halves(made).encoder.eval()(pictures), halves(read).encoder.eval()(pictures))
+
+
+def test_alpha_zero_still_prunes_and_ratio_zero_does_not():
+    made = replace(target(), cut=CUT)
+    assert Disco(ratio=0.0, alpha=0.0).prepare(made, seed=0) is made
+    assert Disco(ratio=0.0, alpha=0.0).problems(target(), Size(48, 16, 4)) == []
+    pruning = Disco(alpha=0.0, **TINY)
+    assert pruning.opponent(pruning.prepare(made, seed=0), STRANGERS, None, seed=0) is None
+    assert pruning.replaces() == {"training of the encoder"}
+    assert not pruning.couples_samples()
+    with pytest.raises(
+        ConfigError, match=r"alpha 0\.4 is felt by a pruner, and ratio 0 puts in none: give a ratio above 0, or alpha 0 too"
+    ):
+        Disco(ratio=0.0)
+
+
+@pytest.mark.parametrize("bad", [{"ratio": 1.0}, {"ratio": -0.1}, {"alpha": 1.1}, {"temperature": 0.0}, {"decoder_lr": float("inf")}])
+def test_bad_parameters(bad):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        Disco(**bad)
+
+
+def test_only_the_second_half_may_be_selected():
+    assert [Disco().settled(Moment(epoch, 4)) for epoch in range(4)] == [False, False, True, True]
+    assert Disco(alpha=0.0).settled(Moment(0, 4))

@@ -1,0 +1,68 @@
+"""The configs about split models: each is read, and holds the strengths and cuts of its paper."""
+
+from pathlib import Path
+
+import pytest
+
+from frostglass.experiments.config import read_config
+from frostglass.experiments.features import feature_experiments, is_about_features
+from frostglass.models.cut import cut
+from frostglass.training import untrained
+
+ROOT = Path(__file__).parents[2] / "configs"
+PATHS = {
+    path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml")) if is_about_features(read_config(path))
+}
+
+
+def made(name):
+    return [experiment for _, experiment in feature_experiments(read_config(PATHS[name]))]
+
+
+def strengths(name, defense, parameter):
+    return list(dict.fromkeys(getattr(d, parameter) for exp in made(name) for d in exp.defenses if d.name == defense))
+
+
+def test_which_there_are():
+    assert set(PATHS) == {
+        "faces/features", "faces/feature-layers", "faces/feature-perceptual", "celeba/resnet50-adv-learn", "celeba/resnet18-crafter",
+        "lfw/resnet18-crafter",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_every_config_has_an_undefended_model_and_is_listed(name):
+    assert any(not exp.defenses for exp in made(name))
+    assert f"({name}.toml)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_betas_are_those_of_the_appendix():
+    assert strengths("celeba/resnet18-crafter", "crafter", "beta") == [0.5, 1, 2, 10]
+    assert strengths("lfw/resnet18-crafter", "crafter", "beta") == [3.5, 4, 4.5, 6, 7]
+    assert strengths("celeba/resnet18-crafter", "crafter_z", "beta") == [20, 50]
+    assert strengths("lfw/resnet18-crafter", "crafter_z", "beta") == [5, 10, 20]
+    assert [made(f"{data}/resnet18-crafter")[0].prior.latent for data in ("celeba", "lfw")] == [500, 3000]
+
+
+def test_lambdas_are_those_of_the_tables():
+    for name in ("faces/feature-perceptual", "celeba/resnet50-adv-learn"):
+        assert strengths(name, "adv_learn", "perceptual") == [0, 1, 2, 3, 4, 5, 10]
+        assert strengths(name, "adv_learn", "pixel") == [4]  # 1 for pictures in [-1, 1]
+
+
+def test_the_layer_study_has_six_cuts_that_can_be_made():
+    experiments = made("faces/feature-layers")
+    cuts = list(dict.fromkeys(exp.target.cut for exp in experiments))
+    assert len(cuts) == 6
+    shape = experiments[0].data.image_shape
+    module = untrained(experiments[0].target, tuple("abc"), shape, (), seed=0).module
+    sizes = [cut(module, tap, shape).feature_shape for tap in cuts]
+    assert sizes == [(16, 32, 32), (16, 32, 32), (32, 16, 16), (64, 8, 8), (64, 1, 1), (3,)]
+
+
+@pytest.mark.parametrize(("size", "shape"), [(64, (64, 16, 16)), (128, (64, 32, 32))])
+def test_the_published_encoder_has_its_published_features(size, shape):
+    (first, *_) = made("celeba/resnet18-crafter" if size == 64 else "lfw/resnet18-crafter")
+    assert first.data.size == size
+    target = untrained(first.target, tuple("abc"), (3, size, size), (), seed=0)
+    assert cut(target.module, target.cut, (3, size, size)).feature_shape == shape
