@@ -8,8 +8,11 @@ import torch
 from frostglass.defenses.base import defenses
 from frostglass.defenses.compose import conflicts
 from frostglass.errors import ConfigError
+from frostglass.models.cut import halves
+from frostglass.priors.knowledge import Knowledge
+from frostglass.runtime import frozen
 from frostglass.training import Training, train_target
-from worlds import KilledError, MemoryWork, NoWork, same_weights, split
+from worlds import KilledError, MemoryWork, NoWork, prior, same_weights, split
 
 # Small enough for the four classes and few epochs of a test.
 SMALL = {
@@ -152,3 +155,46 @@ def test_transfer_and_bido_tap_unfrozen_layers_only():
     made = train(small("transfer"), small("bido"))
     assert made.info["facts"]["bido"]["taps"] == ["stage3", "stage4"]  # stage 3 is cut by the boundary, stage 1 is frozen
     assert train(small("bido")).info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]
+
+
+RELEASING = {
+    name: {"steps": 3, "critic_steps": 1, "critic_batch": 4, "critic_width": 4, "index_steps": 1, "first_steps": 3, "pool": 2}
+    for name in ("crafter", "crafter_z")
+}
+
+
+@pytest.fixture(params=[name for name in defenses.names() if defenses.get(name).releases])
+def releasing(request):
+    return defenses.get(request.param)
+
+
+def release(method, work=None):
+    encoder = halves(train()).encoder
+    return encoder, method.release(encoder, split().test.floats()[:5], Knowledge(prior=prior()), seed=0, work=work or NoWork())
+
+
+def test_one_that_releases_leaves_training_alone(releasing, plain):
+    made = train(releasing(**RELEASING[releasing.name]))
+    assert same_weights(plain.module, made.module)
+    assert plain.info == made.info
+
+
+def test_a_release_changes_what_leaves_and_nothing_when_off(releasing):
+    encoder, off = release(releasing(**releasing.off))
+    with frozen(encoder), torch.no_grad():
+        bare = encoder(split().test.floats()[:5])
+    assert torch.equal(off.features, bare)
+    _, made = release(releasing(**RELEASING[releasing.name]))
+    assert made.features.shape == bare.shape
+    assert made.features.isfinite().all()
+    assert not torch.allclose(made.features, bare, atol=1e-4)
+    assert all(value == value for row in made.facts for value in row.values())
+
+
+def test_a_killed_release_ends_with_the_same_features(releasing):
+    chosen = releasing(**RELEASING[releasing.name], checkpoint_every=1)
+    work = MemoryWork(saves_before_death=2)
+    with pytest.raises(KilledError):
+        release(chosen, work)
+    work.left = None
+    assert torch.equal(release(chosen, work)[1].features, release(chosen)[1].features)

@@ -17,6 +17,7 @@ from frostglass.experiments.client import Client, Guesser, Server, split_model
 from frostglass.experiments.pipeline import _train
 from frostglass.models.wrap import wrap
 from frostglass.priors.amortizer import Amortizer
+from frostglass.priors.base import write_prior
 from frostglass.priors.wgan import Wgan
 from frostglass.training import Training, wanted
 from worlds import NoWork
@@ -102,8 +103,10 @@ def test_a_module_of_ones_own(split, tmp_path):
     with pytest.raises(CheckpointError, match="was made of a module of its owner's: build one and give it to load"):
         Client.load(folder)
     torch.manual_seed(1)
-    empty = split_model(wrap(build(), classes=3, image_shape=SHAPE, cut="1"))[0].encoder
-    assert torch.equal(Client.load(folder, encoder=empty).protect(images), client.protect(images))
+    assert torch.equal(Client.load(folder, build()).protect(images), client.protect(images))
+    assert torch.equal(
+        Server.load(server.save(tmp_path / "server"), build()).answer(client.protect(images)), server.answer(client.protect(images))
+    )
 
 
 def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, monkeypatch):
@@ -171,3 +174,48 @@ def test_a_server_learns_from_released_features(target, split):
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.rest.state_dict().items())
     with pytest.raises(ConfigError, match="as many of both are needed"):
         server.retrained(features, answers[:3])
+
+
+def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(target, prior, tmp_path, monkeypatch):
+    method = {"name": "generator", "parameters": {"source": "spy:build", "latent": "normal:5"}}
+    client, _ = split_model(target, Crafter(**SHORT), prior=replace(prior, info={"method": method}))
+    with pytest.raises(CheckpointError, match="the client's prior is made by code"):
+        client.save(tmp_path / "client")
+    with pytest.raises(CheckpointError, match="does not say how it was made"):
+        replace(client, prior=replace(prior, info={})).save(tmp_path / "other")
+    sound = replace(client, prior=prior).save(tmp_path / "sound")
+    write_prior(replace(prior, info={"method": method}), sound / "prior.safetensors")
+    (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match="names code to run"):
+        Client.load(sound)
+
+
+def test_answering_leaves_features_as_they_are(split):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 3))
+    client, server = split_model(wrap(net, classes=3, image_shape=SHAPE, cut="0"))
+    features = client.protect(split.test.floats())
+    before = features.clone()
+    server.answer(features)
+    assert torch.equal(features, before)
+    assert (features < 0).any()
+
+
+def test_other_precisions_and_damaged_facts(target, split, tmp_path):
+    client, server = split_model(target)
+    images = split.test.floats()
+    features = client.protect(images.double())
+    assert torch.equal(features, client.protect(images))
+    assert torch.equal(server.answer(features.double()), server.answer(features))
+    with pytest.raises(ConfigError, match="NaN or infinite"):
+        server.answer(torch.full_like(features, torch.nan))
+    with pytest.raises(ConfigError, match="expected answers"):
+        server.retrained(features, torch.zeros(len(features), 3))
+    assert server.retrained(features, split.test.attributes, epochs=1).answer(features).shape == (len(features), 17)
+    folder = client.save(tmp_path / "client")
+    facts = json.loads((folder / "facts.json").read_text())
+    del facts["cut"]
+    (folder / "facts.json").write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match="does not say cut"):
+        Client.load(folder)

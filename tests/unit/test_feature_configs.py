@@ -39,8 +39,8 @@ def test_every_config_has_an_undefended_model_and_is_listed(name):
 def test_betas_are_those_of_the_appendix():
     assert strengths("celeba/resnet18-crafter", "crafter", "beta") == [0.5, 1, 2, 10]
     assert strengths("lfw/resnet18-crafter", "crafter", "beta") == [3.5, 4, 4.5, 6, 7]
-    assert strengths("celeba/resnet18-crafter", "crafter_z", "beta") == [20, 50]
-    assert strengths("lfw/resnet18-crafter", "crafter_z", "beta") == [5, 10, 20]
+    assert strengths("celeba/resnet18-crafter", "crafter_z", "beta") == [20 / 16, 50 / 16]
+    assert strengths("lfw/resnet18-crafter", "crafter_z", "beta") == [5 / 4, 10 / 4, 20 / 4]
     assert [made(f"{data}/resnet18-crafter")[0].prior.latent for data in ("celeba", "lfw")] == [500, 3000]
 
 

@@ -18,6 +18,7 @@ from frostglass.data.splits import make_split
 from frostglass.errors import ConfigError
 from frostglass.experiments import feature_pipeline
 from frostglass.experiments.client import Client, Server
+from frostglass.experiments.config import Experiment
 from frostglass.experiments.feature_controls import judge_features
 from frostglass.experiments.feature_cost import feature_problems, feature_steps
 from frostglass.experiments.feature_grid import feature_summary, run_all_features, write_feature_run
@@ -171,6 +172,8 @@ def test_victims_are_the_first_held_out_pictures_of_each_person():
         ({"defenses": [{"name": "adv_learn", "pixel": -1.0}]}, r"defenses\[0\].pixel: input should be greater than or equal to 0"),
         ({"metrics": []}, "metrics: no such section"),
         ({"prior": None}, "prior: expected a table with a name"),
+        ({"embedder": {**SMALL, "attributes": ["all"]}}, "embedder: tells people apart, and is not cut: leave attributes out"),
+        ({"evaluators": [{**SMALL, "cut": "stage1"}]}, r"evaluators\[0\]: tells people apart, and is not cut: leave cut out"),
     ],
 )
 def test_configs_that_are_refused(change, match):
@@ -216,6 +219,7 @@ def test_which_configs_are_about_features():
     assert is_about_features(TOY)
     assert is_about_features({"grid": {"target": {"cut": ["stage1", "stage2"]}}})
     assert is_about_features({"grid": {"target.cut": ["stage1"]}})
+    assert is_about_features({"grid": {"case": [{"case": "a", "target": {"cut": "stage1"}}]}})
     assert not is_about_features({"target": {"model": "cnn"}, "grid": {"defenses": [[]]}})
 
 
@@ -237,6 +241,12 @@ def test_controls():
     assert (
         "partial: the search broke off for 1 of 20"
         in judge_features(weak, blind, (strong, blind), scale, partial=1, broken=3, **given).warnings[0]
+    )
+    near = scale | {"different_people": 0.55}
+    assert "hardly more like the victims" in judge_features(weak, blind, (strong, blind), near, **given).vacuous
+    assert (
+        "whom the prior was trained on is not known"
+        in judge_features(weak, blind, (strong, blind), scale, strangers=False, **given).warnings[0]
     )
     assert "hardly tells people apart" in judge_features(weak, blind, (strong, blind), scale | {"same_person": 0.1}, **given).vacuous
 
@@ -310,3 +320,41 @@ def test_without_a_prior_blind_draws_are_public_pictures(tmp_path):
     blind = store.step(feature_pipeline.BLIND, 2, None, audit.split.public, [0, 1, 2], seed=exp.seed)
     strangers = audit.split.public.floats()
     assert all((strangers == picture).flatten(1).all(1).any() for picture in blind.images.flatten(0, 1))
+
+
+def test_a_prior_of_another_size_serves(tmp_path):
+    exp = FeatureExperiment.parse(
+        TOY
+        | {
+            "prior": {"name": "pretrained", "weights": "faces32", "resize": True},
+            "attack": {"name": "latent", "steps": 1, "start": "amortized"},
+        }
+    )
+    audit = run_features(exp, Store(tmp_path))
+    assert audit.found.images.shape[2:] == (3, 16, 16)
+
+
+def test_features_that_tell_nothing_are_reported(tmp_path, monkeypatch):
+    """The strongest protection there is must not make an audit fail."""
+    monkeypatch.setattr(
+        feature_pipeline.Device,
+        "release",
+        lambda self, pictures, number=0: feature_pipeline.Released(torch.zeros(len(pictures.images), 4, 8, 8), key="nothing"),
+    )
+    exp = FeatureExperiment.parse(
+        TOY
+        | {"attack": {"name": "decoder", "epochs": 1, "width": 4}, "judging": {"identities": 3, "pictures": 2, "positive_control": False}}
+    )
+    audit = run_features(exp, Store(tmp_path))
+    assert audit.facts["lda"] is None
+    assert audit.found.images.flatten(2).std(1).max() < 1e-6
+
+
+def test_a_release_time_defense_needs_a_cut():
+    with pytest.raises(ConfigError, match="crafter acts on features that leave a device, and this target has no cut"):
+        Experiment.parse({"defenses": [CRAFT]})
+
+
+def test_crafter_goes_with_weights_of_ones_own():
+    values = TOY | {"target": {**TOY["target"], "weights": "mine.safetensors"}, "defenses": [CRAFT]}
+    assert FeatureExperiment.parse(values).protection.name == "crafter"

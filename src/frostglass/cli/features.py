@@ -1,7 +1,9 @@
 """What the commands do about split models: audit features, make a client and a server, release features."""
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,7 @@ def protect_settings(settings: dict[str, Any], store: Path, out: Path, label: st
         _, victims = victims_of(split, exp.judging.identities, exp.judging.pictures)
         useful, plain, facts = usefulness(device, victims, device.release(Pictures.of(victims.floats())))
     client, server = split_model(device.target, device.protection, prior=device.prior, amortizer=device.amortizer)
+    client = replace(client, crop=getattr(exp.data, "crop", client.crop))
     told = {
         "client": str(client.save(out / "client")), "server": str(server.save(out / "server")), "cut": server.cut,
         "feature_shape": list(server.feature_shape), "utility": useful, "plain_utility": plain, "relative_deviation": facts["relative_deviation"],
@@ -172,11 +175,13 @@ def release_features(client: Path, pictures: Path, out: Path, *, seed: int, as_j
         raise ConfigError(f"{out} is there already: give another --out, or remove it")
     check_writable("--out", out.parent)
     device = Client.load(client)
+    pictures = pictures.expanduser()
     files = pictures_in(pictures)
     channels, side, _ = device.image_shape
-    images = read_images(files, size=side, channels=channels, crop="centre").float().div_(255)
+    images = read_images(files, size=side, channels=channels, crop=device.crop).float().div_(255)
     partial = out.with_name(f".{out.name}.partial")
-    key = Pictures.of(images).key
+    parts = (file.read_bytes() for file in sorted(client.iterdir()))  # what another client has finished must not be taken for this one's
+    key = hashlib.sha256(Pictures.of(images).key.encode() + b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]
     with Bars() as bars:
         folder = partial / f"{key}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def check(
 
 @app.command()
 def protect(
-    config: Annotated[Path, typer.Argument(help="A TOML file about a split model: one whose [target] has a cut.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file about a split model: one whose target has a cut.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the two halves, client and server.")],
     only: Annotated[str | None, typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label.")] = None,
     settings: SetOption = None,

@@ -24,8 +24,8 @@ class Attributes:
         lines = _lines(path)
         header, rows = (lines[0][1:], lines[1:]) if len(lines[0]) > 1 and not _is_count(lines[0]) else (lines[1], lines[2:])
         self.path = path
-        self.names = tuple(header)
-        if not self.names or len(set(self.names)) != len(self.names):
+        self.names = tuple(name.strip() for name in header)
+        if not self.names or not all(self.names) or len(set(self.names)) != len(self.names):
             raise DataError(f"{path}: expected a first line that names each attribute once, got {', '.join(header) or 'nothing'}")
         self._rows: dict[str, list[str]] = {}
         for number, row in enumerate(rows, len(lines) - len(rows) + 1):
@@ -35,7 +35,8 @@ class Attributes:
                 raise DataError(
                     f"{path}, line {number}: expected a picture and {len(self.names)} values of 1 or 0 (or -1), got {odd!r}: mend that line"
                 )
-            self._rows[row[0]] = values
+            if self._rows.setdefault(row[0].strip(), values) != values:
+                raise DataError(f"{path}, line {number}: says otherwise of {row[0]!r} than an earlier line: keep one of the two")
 
     def of(self, files: list[str]) -> Tensor:
         """Attributes bool (N, A) of pictures, named by their paths inside their folder."""

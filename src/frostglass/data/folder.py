@@ -52,7 +52,11 @@ class Folder:
         return [public.labels.count(label) for label in range(len(public.names))]
 
     def files(self) -> list[Path]:
-        return [*_catalogue(self.private).files, *_catalogue(self.public).files, *([self.attributes] if self.attributes else [])]
+        return [
+            *_catalogue(self.private).files,
+            *_catalogue(self.public).files,
+            *([self.attributes.expanduser()] if self.attributes else []),
+        ]
 
     def attribute_names(self) -> tuple[str, ...]:
         """The attributes that pictures come with; none without a table of them."""

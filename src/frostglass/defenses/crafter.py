@@ -21,10 +21,11 @@ class Crafter(Crafting):
     min_F max_D E D(G(z_r)) - E D(G(z*(F))) + β L_u, with L_u = ‖F - F₀‖² / d and the inversion z*(F) = argmin_z L(F, z), L = scale · ‖F -
     Enc(G(z))‖² / d. In turns: the critic D learns to tell G(z*) from draws G(z_r), z_r ~ N(0, I); F takes a step of Adam on β ∂L_u/∂F -
     (∂²L/∂z∂F)ᵀ H⁻¹ ∂L_p/∂z with L_p = -D(G(z*)) and H = ∂²L/∂z², the implicit gradient; z* follows F. H⁻¹v is α Σ_j (I - αH)ʲ v, cut off.
-    The encoder and what follows it are never touched, so this goes with any trained model. For each batch is recorded: `emd_start` and
-    `emd_end`, how far fresh critics see the inversions of the plain and of the released features from draws (the index of ε-PII);
-    `deviation`, the mean of L_u; `residual` and `gradient`, ‖F - Enc(G(z*))‖² / d and ‖∂L/∂z‖ at z* before and after; `terms` of the last
-    step and `fewest_terms`.
+    The encoder and what follows it are never touched, so this goes with any trained model.
+
+    For each batch is recorded: `emd_start` and `emd_end`, how far fresh critics see the inversions of the plain and of the released
+    features from draws (the index of ε-PII, as far as a critic sees it); `deviation`, the mean of L_u; `residual` and `gradient`, the means
+    of ‖F - Enc(G(z*))‖² / d and of ‖∂L/∂z‖ at z*, before and after; `terms` of the last step and the `fewest_terms` of any picture.
 
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024, arXiv 2401.07205.
     Differs: the paper's L is an unsquared norm; the code searches z* with 100 times that norm over the whole batch minus 100 times the
@@ -34,8 +35,10 @@ class Crafter(Crafting):
         amortizer's guess, and uses one α for all; by default a search here goes on from the last (`warm`) with far fewer steps, α is one
         over the largest curvature of each picture, and the series shorter and stopped where it grows (negative curvature). d is the true
         size of a feature. The outer loss is not multiplied by 100, which Adam does not see. The code runs 450 steps and keeps the feature
-        after step 448. Batches are near-equal, no picture is left out. `tolerance`, `solver = "conjugate_gradient"`, `pool` and the
-        critic's narrower default are ours.
+        after step 448. Batches are near-equal, no picture is left out. The distances on
+        record are those of two critics trained alike from the same start; the code plots what the playing critic says, which first rises
+        because that one is still learning. `tolerance`, `solver = "conjugate_gradient"`, `pool`, a step size of the search that follows
+        the curvature, and the critic's narrower default are ours.
 
     Args:
         beta: published 0.5, 1, 2, 10 (CelebA) and 3.5 to 7 (LFW).
@@ -52,7 +55,7 @@ class Crafter(Crafting):
         "published": (
             "the sizes of the paper and its code: every inversion takes 80 steps from the amortizer's guess, 120 terms with α = 0.001",
             {
-                "steps": 450, "batch": 128, "beta": 1.0, "critic_width": 64, "scale": 15.625, "amortized": True, "first_steps": 80,
+                "steps": 450, "batch": 128, "critic_width": 64, "scale": 15.625, "amortized": True, "first_steps": 80,
                 "inner_steps": 80, "warm": False, "terms": 120, "alpha": 1e-3,
             },
         )

@@ -26,14 +26,15 @@ class CrafterZ(Crafting):
 
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024, arXiv 2401.07205
     (Appendix F, Algorithm 3).
-    Differs: the code divides L_u by 64·64·64 where a feature has 64·16·16 values; d is the true size here, so a published β is to be
-        divided by 16: 20 and 50 (CelebA) are 1.25 and 3.125. The paper's step sizes for z are 0.005 in one place and 1e-4 to 1e-3 in its
-        Table XIV, which shows that they decide more than β does; the code has 0.005, penalty 15, and one step as shipped beside a commented
-        500. The first inversion is that of `crafter`: a squared error and no critic of the prior unless `realism` asks for it; in the code
-        an unsquared norm over the batch and that critic. Gradients are sums over pictures, not means. `tolerance` and `pool` are ours.
+    Differs: the code divides L_u by 64·64·64 where a feature has 64·16·16 values; d is the true size here, so a published β, if it was run
+        with that code, is to be divided by 64³ / d: by 16 for CelebA (20 and 50 are 1.25 and 3.125), by 4 for LFW. The paper's step sizes for z are 0.005 in one place
+        and 1e-4 to 1e-3 in its Table XIV, which shows that they decide more than β does; the code has 0.005, penalty 15, and one step as
+        shipped beside a commented 500. The first inversion is that of `crafter`: a squared error and no critic of the prior unless
+        `realism` asks for it; in the code an unsquared norm over the batch and that critic. Gradients are sums over pictures, not means.
+        `tolerance` and `pool` are ours.
 
     Args:
-        beta: published 20, 50 (CelebA) and 5, 10, 20 (LFW), to be divided by 16.
+        beta: published 20, 50 (CelebA, to be divided by 16) and 5, 10, 20 (LFW, by 4).
         lr: published 0.005; 1e-4, 5e-4 and 1e-3 in Table XIV.
         penalty: 15 in the code.
     """

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from frostglass.checks import parameters
 from frostglass.defenses.base import Defense, Release
@@ -225,7 +226,7 @@ class Crafting(Defense):
         checkpoint_every: steps between checkpoints; does not change the result.
     """
 
-    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     steps: Annotated[int, Field(ge=0)] = 100
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -286,7 +287,8 @@ class Crafting(Defense):
         fixed = [encoder, *prior.modules, *([amortizer] if amortizer is not None else [])]
         count = max(1, min(math.ceil(len(images) / self.batch), len(images) // 2))
         made, facts = [], []
-        with frozen(*fixed), channels_last(*fixed), folded(*fixed):
+        # Attention in its plain form: the fast one has no second derivative.
+        with frozen(*fixed), channels_last(*fixed), folded(*fixed), sdpa_kernel(SDPBackend.MATH):
             inversion = Inversion(encoder, prior, self.scale, self.realism)
             for number, originals in enumerate(plain.tensor_split(count)):
                 kept = work.load(f"{self.name}-{number}")

@@ -171,7 +171,7 @@ class Tiprdc(Defense):
         return Stage("private", {"epochs": self.epochs, "attributes": (), "keep": "last"})
 
     def during_stage(self) -> Defense | None:
-        return replace(self, extracting=True) if self.epochs else None
+        return replace(self, extracting=True) if self.epochs and not self.extracting else None
 
     def prepare(self, target: Target, *, seed: int) -> Target:
         if self.epochs and not self.extracting and target.cut and (extractor := _extractor(target)):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frostglass.data.images import Crop
 from frostglass.defenses.base import Defense, Release, defenses
 from frostglass.errors import CheckpointError, ConfigError, RunError
 from frostglass.experiments.pipeline import rebuild
@@ -17,13 +18,13 @@ from frostglass.files import Work, read_json, read_tensors, write_json, write_te
 from frostglass.models.build import source
 from frostglass.models.cut import Halves, cut, halves
 from frostglass.priors.amortizer import Amortizer
-from frostglass.priors.base import Prior, load_prior, save_prior
+from frostglass.priors.base import Prior, code_in, read_prior, save_prior
 from frostglass.priors.knowledge import Knowledge
 from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
 from frostglass.types import Shape, Target
 
 CHUNK = 128
-FACTS, WEIGHTS, AMORTIZER = "facts.json", "weights.safetensors", "amortizer.safetensors"
+FACTS, WEIGHTS, AMORTIZER, PRIOR = "facts.json", "weights.safetensors", "amortizer.safetensors", "prior.safetensors"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Client:
     """The device's half: `protect(images)` gives the features that may leave.
 
     `protection` is a defense that releases features, such as Crafter, or None: then plain features leave, of an encoder that may have been trained with a defense.
-    `recipe` says how the network is built, so that a saved client can be loaded; a module of your own has none.
+    `recipe` says how the network is built, so that a saved client can be loaded; a module of your own has none. `crop` is how picture files are made square for it.
     """
 
     encoder: nn.Module
@@ -65,6 +66,7 @@ class Client:
     prior: Prior | None = None
     amortizer: Guesser | None = None
     recipe: Mapping[str, Any] | None = None
+    crop: Crop = "centre"
 
     def protect(self, images: Tensor, *, seed: int = 0, work: Work | None = None) -> Tensor:
         """Features (N, ...) for pictures (N, C, H, W) in [0, 1]. What is finished is kept in `work`, so that a call that was stopped goes on."""
@@ -72,6 +74,8 @@ class Client:
 
     def release(self, images: Tensor, *, seed: int = 0, work: Work | None = None) -> Release:
         """The features with what the protection measured on the way."""
+        if not isinstance(images, Tensor):
+            raise ConfigError(f"expected a tensor of pictures, got a {type(images).__name__}: torch.from_numpy makes one of an array")
         if images.ndim != 4 or tuple(images.shape[1:]) != tuple(self.image_shape) or not images.is_floating_point():
             raise ConfigError(
                 f"expected float pictures of shape (N, {', '.join(map(str, self.image_shape))}) in [0, 1], got {images.dtype} {tuple(images.shape)}"
@@ -80,7 +84,7 @@ class Client:
             raise ConfigError(
                 f"expected pictures in [0, 1], got values from {images.min().item():.3g} to {images.max().item():.3g}: divide by 255?"
             )
-        images = images.to(device_of(self.encoder))
+        images = _as_weights(images, self.encoder)
         if self.protection is None:
             with frozen(self.encoder), torch.no_grad():
                 return Release(torch.cat([self.encoder(part) for part in images.split(CHUNK)]))
@@ -91,10 +95,15 @@ class Client:
         """Write the client into a new folder: facts.json and safetensors, nothing else."""
         folder = _new(folder)
         facts = {
-            "kind": "client", "image_shape": self.image_shape, "feature_shape": self.feature_shape, "cut": self.cut, "recipe": self.recipe,
+            "kind": "client", "image_shape": self.image_shape, "feature_shape": self.feature_shape, "cut": self.cut, "recipe": self.recipe, "crop": self.crop,
             "protection": None if self.protection is None else {"name": self.protection.name, **asdict(self.protection)},  # type: ignore[call-overload]
         }  # fmt: skip
         if self.prior is not None:
+            if "method" not in self.prior.info or (code := code_in(self.prior.info)):
+                how = f"is made by code ({code})" if "method" in self.prior.info else "does not say how it was made"
+                raise CheckpointError(
+                    f"the client's prior {how}, and a client holds weights alone: use one that frostglass trained or converted"
+                )
             save_prior(self.prior, folder)
         if self.amortizer is not None:
             self.amortizer.save(folder)
@@ -103,20 +112,20 @@ class Client:
         return folder
 
     @classmethod
-    def load(cls, folder: Path | str, encoder: nn.Module | None = None) -> "Client":
-        """The client that `save` wrote; one made of a module of your own is given such a module, as it was built, for `encoder`."""
+    def load(cls, folder: Path | str, module: nn.Module | None = None) -> "Client":
+        """The client that `save` wrote; one made of a network of your own is given such a network, whole, as `module`."""
         folder = Path(folder)
-        facts = _facts(folder, "client")
-        encoder = encoder if encoder is not None else _halves(facts, folder).encoder
+        facts = _facts(folder, "client", ("image_shape", "feature_shape", "cut", "recipe", "protection"))
+        encoder = _halves(facts, folder, module).encoder
         _fill(encoder, folder)
         chosen = facts["protection"]
         protection = defenses.get(chosen["name"])(**{name: value for name, value in chosen.items() if name != "name"}) if chosen else None
-        prior = load_prior(folder) if (folder / "prior.safetensors").is_file() else None
+        prior = read_prior(folder / PRIOR) if (folder / PRIOR).is_file() else None
         for module in prior.modules if prior else ():
             module.to(default_device())
         return cls(
             encoder.to(default_device()), tuple(facts["image_shape"]), tuple(facts["feature_shape"]), facts["cut"], protection, prior,
-            Guesser.load(folder) if (folder / AMORTIZER).is_file() else None, facts["recipe"],
+            Guesser.load(folder) if (folder / AMORTIZER).is_file() else None, facts["recipe"], facts.get("crop", "centre"),
         )  # fmt: skip
 
 
@@ -136,7 +145,7 @@ class Server:
         """Logits (N, K) for features (N, ...)."""
         self._check(features)
         with frozen(self.rest), torch.no_grad():
-            return torch.cat([self.rest(part.to(device_of(self.rest))) for part in features.split(CHUNK)])
+            return torch.cat([self.rest(_as_weights(part, self.rest)) for part in features.split(CHUNK)])
 
     def retrained(
         self, features: Tensor, answers: Tensor, *, epochs: int = 20, batch: int = 64, lr: float = 1e-3, seed: int = 0
@@ -148,6 +157,10 @@ class Server:
         self._check(features)
         if len(features) != len(answers) or len(features) < 2:
             raise ConfigError(f"{len(features)} features and {len(answers)} answers: as many of both are needed, and at least 2")
+        if self.attributes != (answers.ndim == 2) or (self.attributes and answers.shape[1] != len(self.classes)):
+            wanted = f"(N, {len(self.classes)}) of 0 and 1" if self.attributes else "(N,) of classes"
+            raise ConfigError(f"expected answers {wanted}, got {answers.dtype} {tuple(answers.shape)}")
+        answers = answers.float() if self.attributes else answers.long()
         rest = copy.deepcopy(self.rest).train()
         device = device_of(rest)
         rule = torch.optim.AdamW(rest.parameters(), lr=lr)
@@ -176,11 +189,11 @@ class Server:
         return folder
 
     @classmethod
-    def load(cls, folder: Path | str, rest: nn.Module | None = None) -> "Server":
-        """The server that `save` wrote; one made of a module of your own is given such a module, as it was built, for `rest`."""
+    def load(cls, folder: Path | str, module: nn.Module | None = None) -> "Server":
+        """The server that `save` wrote; one made of a network of your own is given such a network, whole, as `module`."""
         folder = Path(folder)
-        facts = _facts(folder, "server")
-        rest = rest if rest is not None else _halves(facts, folder).rest
+        facts = _facts(folder, "server", ("image_shape", "feature_shape", "cut", "recipe", "classes", "attributes"))
+        rest = _halves(facts, folder, module).rest
         _fill(rest, folder)
         shapes = tuple(facts["image_shape"]), tuple(facts["feature_shape"])
         return cls(rest.to(default_device()), tuple(facts["classes"]), *shapes, facts["cut"], facts["attributes"], facts["recipe"])
@@ -191,12 +204,14 @@ class Server:
                 f"expected features of shape (N, {', '.join(map(str, self.feature_shape))}), got {tuple(features.shape)}: "
                 "they come from another model, or from another cut of it"
             )
+        if not features.isfinite().all():
+            raise ConfigError("some of the features are NaN or infinite: nothing can be answered of them")
 
 
 def split_model(
     target: Target, protection: Defense | None = None, *, prior: Prior | None = None, amortizer: Guesser | None = None
 ) -> tuple[Client, Server]:
-    """A target with a cut as the two things to ship; they are copies, and have the weights of their own half alone."""
+    """A target with a cut as the two things to ship; they are copies, and have the weights of their own half alone where the network can be traced."""
     if protection is not None and not protection.releases:
         raise ConfigError(f"{protection.name} acts while a network is trained, and not on what it releases: use it with train_target")
     knowledge = Knowledge(prior=prior, amortizer=amortizer.network if amortizer else None)
@@ -218,18 +233,28 @@ def _new(folder: Path | str) -> Path:
     return folder
 
 
-def _facts(folder: Path, kind: str) -> dict[str, Any]:
+def _as_weights(given: Tensor, network: nn.Module) -> Tensor:
+    """Pictures or features where a network's weights are, in their precision."""
+    return given.to(next((weight for weight in network.parameters()), torch.zeros(0, device=device_of(network))))
+
+
+def _facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, Any]:
     if not (folder / FACTS).is_file():
         raise CheckpointError(f"no {kind} in {folder}: expected a folder that frostglass protect wrote, with a {FACTS}")
     facts = read_json(folder / FACTS)
     if not isinstance(facts, dict) or facts.get("kind") != kind:
         found = facts.get("kind") if isinstance(facts, dict) else type(facts).__name__
         raise CheckpointError(f"{folder} holds a {found}, expected a {kind}: give the other folder")
+    if missing := [name for name in needed if name not in facts]:
+        raise CheckpointError(f"{folder / FACTS} does not say {missing[0]}: it is not as it was written; save the {kind} again")
     return facts
 
 
-def _halves(facts: Mapping[str, Any], folder: Path) -> Halves:
+def _halves(facts: Mapping[str, Any], folder: Path, module: nn.Module | None) -> Halves:
+    """The network that a folder's weights belong to, cut: `module`, or as the recipe says."""
     recipe = facts["recipe"]
+    if module is not None:
+        return cut(module, facts["cut"], tuple(facts["image_shape"]))
     if recipe is None:
         raise CheckpointError(f"{folder} was made of a module of its owner's: build one and give it to load()")
     model = recipe["training"]["model"]

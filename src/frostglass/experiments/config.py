@@ -85,6 +85,11 @@ class Experiment:
             metrics=reader.methods("metrics", metrics, [{"name": "accuracy"}, {"name": "distance"}, {"name": "manifold"}]),
             judging=reader.section("judging", Judging),
         )
+        reader.problems += [
+            f"defenses: {defense.name} acts on features that leave a device, and this target has no cut: set target.cut and target.attributes"
+            for defense in found.defenses
+            if defense is not None and defense.releases
+        ]
         if None not in found.metrics and not any(metric.name == "accuracy" for metric in found.metrics):
             reader.problems.append('metrics: accuracy is needed, because the controls are judged by it: add { name = "accuracy" }')
         reader.finish({field.name for field in fields(cls)}, [defense for defense in found.defenses if defense is not None])
@@ -165,7 +170,7 @@ class Reader:
             self.problems += [
                 f"defenses: {defense.name} acts on training, and target.weights are loaded without any: leave one of the two out"
                 for defense in chosen
-                if "head" not in defense.replaces()
+                if "head" not in defense.replaces() and not defense.releases
             ]
         if self.problems:
             raise ConfigError(list(dict.fromkeys(self.problems)))

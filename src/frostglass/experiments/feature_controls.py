@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from frostglass.experiments.controls import MOST_PARTIAL, WEAK_EVALUATOR, broken_off
+from frostglass.experiments.controls import MOST_PARTIAL, UNKNOWN_PEOPLE, WEAK_EVALUATOR, broken_off
 from frostglass.metrics.base import Rows, Score
 from frostglass.types import Target
 
@@ -36,10 +36,12 @@ def judge_features(
     evaluators: Sequence[Target],
     partial: int = 0,
     broken: int = 0,
+    strangers: bool = True,
 ) -> FeatureControls:
     """Weigh an attack's rows against those of blind draws and of the positive control.
 
-    `broken` pictures come from searches that broke off; of `partial` people there are no others.
+    `broken` pictures come from searches that broke off; of `partial` people there are no others. `strangers` is False if nobody knows
+    whether the prior saw the attacked people.
     """
     control_lift = feature_lift(*control) if control else ()
     vacuous = ""
@@ -58,12 +60,17 @@ def judge_features(
             f"the same attack does not rebuild people from unprotected features (similarity above blind draws {similarity.value:.2f}, at least "
             f"{similarity.low:.2f} with 95 % confidence, wanted above {margin:.2f}): it cannot show that a protection works"
         )
+    elif (reached := control[0].score("similarity")).low <= references["different_people"] + margin:
+        vacuous = (
+            f"what the same attack rebuilds from unprotected features is hardly more like the victims ({reached.value:.2f}) than other people are "
+            f"({references['different_people']:.2f}, wanted {margin:.2f} above that): it cannot show that a protection works"
+        )
     weak = [
         f"evaluator {number} is right on only {right:.0%} of held-out pictures: its verdicts are weak"
         for number, evaluator in enumerate(evaluators, 1)
         if (right := evaluator.info["accuracy"]["test"]) < WEAK_EVALUATOR
     ]
-    warnings = (*broken_off(partial, broken, rows), *weak)
+    warnings = (*([] if strangers else [UNKNOWN_PEOPLE]), *broken_off(partial, broken, rows), *weak)
     return FeatureControls(feature_lift(rows, prior_rows), control_lift, dict(references), vacuous, warnings)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frostglass.attacks.base import prior_only
 from frostglass.attacks.features.base import FeatureAttack, intercept
@@ -44,7 +44,7 @@ from frostglass.priors.embedding import embed, public_centre
 from frostglass.priors.knowledge import Knowledge
 from frostglass.runtime import device_of, frozen, generator_for, seed_for
 from frostglass.training import wanted
-from frostglass.types import Images, Reconstructions, Split, Target, fitted
+from frostglass.types import Images, Reconstructions, Shape, Split, Target, fitted
 
 CHUNK = 128
 TRANSPORTED = 1000  # pictures between which earth is moved at most
@@ -144,13 +144,14 @@ def run_features(exp: FeatureExperiment, store: Store) -> FeatureAudit:
     released, found, rows, prior_rows = _audit(exp, store, split, evaluators, embedder, device, people, victims)
     control = None
     if exp.judging.positive_control:
-        plain = classifier(store, exp.target, split, seed=seed)
+        plain = classifier(store, replace(exp.target, weights=None), split, seed=seed)
         control = _audit(exp, store, split, evaluators, embedder, Device(store, plain, None, None, None, seed), people, victims)[2:]
-    references = reference_similarities(embedder, split.test, split.public)
+    references = reference_similarities(embedder, split.train, split.public)
     partial, broken = (0 if column is None else int(column.sum()) for column in (found.partial, found.broken))
     controls = judge_features(
-        rows, prior_rows, control, references, margin=exp.judging.margin, evaluators=evaluators, partial=partial, broken=broken
-    )
+        rows, prior_rows, control, references, margin=exp.judging.margin, evaluators=evaluators, partial=partial, broken=broken,
+        strangers=(known := attackers_prior(exp, store, split)) is None or "saw" not in known.info,
+    )  # fmt: skip
     useful, bare, facts = usefulness(device, victims, released)
     facts |= _separation(embedder, split, found) | _transport(found, victims, store, exp, split, people)
     return FeatureAudit(
@@ -280,7 +281,8 @@ def _intercept(
 def _blind(candidates: int, prior: Prior | None, public: Images, people: list[int], *, seed: int, work: Work) -> Reconstructions:
     """What an attacker could show without any feature: draws of the prior, or where there is none pictures of other people."""
     if prior is not None:
-        return prior_only(prior, people, candidates, seed=seed)
+        draws = prior_only(prior, people, candidates, seed=seed)
+        return replace(draws, images=_fit(draws.images, public.shape))
     chosen = torch.randint(len(public), (len(people), candidates), generator=generator_for(seed, "blind"))
     images = public.floats(chosen.flatten()).unflatten(0, chosen.shape)
     nothing = torch.zeros(*chosen.shape, 0)
@@ -327,6 +329,11 @@ def _separation(embedder: Target, split: Split, found: Reconstructions) -> dict[
     if found.images.shape[1] < 2:
         return {"lda": None, "lda_chance": None}
     embeddings = embed(embedder, found.images.flatten(0, 1), public_centre(embedder, split.public)).cpu()
+    means = torch.stack([embeddings[groups == group].mean(0) for group in groups.unique()])
+    if torch.equal(
+        embeddings, means[groups.unique(return_inverse=True)[1]]
+    ):  # nothing varies within people, as where everybody gets one picture
+        return {"lda": None, "lda_chance": lda_chance(groups)}
     return {"lda": lda_score(embeddings, groups), "lda_chance": lda_chance(groups)}
 
 
@@ -342,19 +349,31 @@ def _transport(
     )
     truth = victims.floats().unflatten(0, (len(people), -1)).repeat_interleave(candidates // exp.judging.pictures, 1)
     chosen = torch.linspace(0, len(people) * candidates - 1, min(TRANSPORTED, len(people) * candidates)).long()
-    sets = ((_fit(images, truth).flatten(0, 1)[chosen].flatten(1)) for images in (found.images, truth, draws, others))
+    sets = (images.flatten(0, 1)[chosen].flatten(1) for images in (found.images, truth, draws, others))
     terms = pii_terms(*sets)
     return {"emd": terms["rebuilt"], "emd_floor": terms["floor"], "emd_originals": terms["originals"]}
 
 
-def _fit(images: Tensor, like: Tensor) -> Tensor:
-    """Pictures (I, K, C, H, W) in the size and colours of others: a prior may make them otherwise than the data has them."""
-    return fitted(images.flatten(0, 1), tuple(like.shape[2:])).unflatten(0, images.shape[:2])  # type: ignore[arg-type]
+def _fit(images: Tensor, shape: Shape) -> Tensor:
+    """Pictures (I, K, C, H, W) in the size and colours of the data: a prior may make them otherwise."""
+    return fitted(images.flatten(0, 1), shape).unflatten(0, images.shape[:2])
+
+
+class _Fitting(nn.Module):
+    """An encoder that takes pictures of any size."""
+
+    def __init__(self, encoder: nn.Module, shape: Shape):
+        super().__init__()
+        self.encoder = encoder
+        self.shape = shape
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(fitted(images, self.shape))
 
 
 def _amortize(config: Amortizer, target: Target, prior: Prior, *, seed: int, work: Work) -> Guesser:
     both = halves(target)
-    network = config.train(both.encoder, prior, seed=seed, work=work)
+    network = config.train(_Fitting(both.encoder, both.image_shape), prior, seed=seed, work=work)
     return Guesser(network, config, both.feature_shape, prior.latent)
 
 

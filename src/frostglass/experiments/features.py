@@ -80,7 +80,7 @@ class FeatureExperiment:
             attack=reader.method("attack", feature_attacks, {"name": "decoder"}),
             judging=reader.section("judging", FeatureJudging),
         )
-        reader.problems += _problems(found)
+        reader.problems += _problems(found, given="prior" in values)
         reader.finish({field.name for field in fields(cls)}, [defense for defense in found.defenses if defense is not None])
         return found
 
@@ -99,13 +99,24 @@ class FeatureExperiment:
         return asset in self.attack.needs or any(asset in defense.needs for defense in self.defenses)
 
 
-def _problems(found: FeatureExperiment) -> list[str]:
+def _problems(found: FeatureExperiment, *, given: bool) -> list[str]:
     """What only the parts together can tell."""
     problems = []
     if found.target is not None and not found.target.cut:
         problems.append('target.cut: required, and not given; name a layer, such as "stage1": what it puts out leaves the device')
     if found.target is not None and not found.target.attributes:
         problems.append('target.attributes: required, and not given; name what the server should tell of a picture, or set ["all"]')
+    judges = {
+        **{f"evaluators[{number}]": config for number, config in enumerate(found.evaluators)},
+        "embedder": found.embedder,
+        "perceptual": found.perceptual,
+    }
+    problems += [
+        f"{where}: tells people apart, and is not cut: leave {name} out"
+        for where, config in judges.items()
+        for name in ("attributes", "cut")
+        if config is not None and getattr(config, name)
+    ]
     chosen = [defense for defense in found.defenses if defense is not None]
     if len(names := [defense.name for defense in chosen if defense.releases]) > 1:
         problems.append(f"defenses: {' and '.join(names)} both decide what leaves the device: keep one of them")
@@ -123,7 +134,7 @@ def _problems(found: FeatureExperiment) -> list[str]:
     users: list[Any] = [user for user in chosen if user.needs & {"prior", "amortizer"}]
     if found.attack is not None and found.attacker_prior is None and found.attack.needs & {"prior", "amortizer"}:
         users.append(found.attack)
-    if users and found.prior is None:
+    if users and not given:
         problems.append(f'prior: {users[0].name} needs one, and none is given; set [prior], such as {{ name = "pretrained" }}')
     return problems
 
@@ -133,8 +144,13 @@ def is_about_features(values: Mapping[str, Any]) -> bool:
     target, grid = values.get("target", {}), values.get("grid", {})
     if not isinstance(target, Mapping) or not isinstance(grid, Mapping):
         return False
-    inside = grid.get("target", {})
-    return "cut" in target or "target.cut" in grid or (isinstance(inside, Mapping) and "cut" in inside)
+    cases = grid.get("case", [])
+    tables = [
+        target,
+        grid.get("target", {}),
+        *(case.get("target", {}) for case in (cases if isinstance(cases, list) else []) if isinstance(case, Mapping)),
+    ]
+    return "target.cut" in grid or any(isinstance(table, Mapping) and "cut" in table for table in tables)
 
 
 def feature_experiments(values: Mapping[str, Any]) -> list[tuple[str, FeatureExperiment]]:

@@ -4,17 +4,17 @@ import csv
 import io
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save
 
-from frostglass.errors import RunError
+from frostglass.errors import DataError, RunError
 from frostglass.experiments.config import experiments
 from frostglass.experiments.controls import worst_identities
 from frostglass.experiments.pipeline import Audit, run
@@ -22,19 +22,40 @@ from frostglass.experiments.store import Store
 from frostglass.files import full_disk_reported, write_bytes
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
+from frostglass.types import Reconstructions, Split
 
 RUN_FORMAT = 3
 PACKAGES = ("frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn", "pydantic", "safetensors")
 
 
+A = TypeVar("A", bound="Weighed")
+E = TypeVar("E")
+
+
+class Weighed(Protocol):
+    """An audit of any kind: its rows and pictures, and what its controls say."""
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def found(self) -> Reconstructions: ...
+
+    @property
+    def rows(self) -> Rows: ...
+
+    @property
+    def controls(self) -> Any: ...
+
+
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[A]):
     """The audits of one config, in grid order; `failed` says which are missing, and why."""
 
     name: str
     settings: Mapping[str, Any]
     labels: tuple[str, ...]
-    audits: tuple[Audit, ...]
+    audits: tuple[A, ...]
     failed: tuple[str, ...] = ()
 
     @property
@@ -45,21 +66,25 @@ class Run:
         ]
 
 
-def run_all(settings: Mapping[str, Any], store: Store) -> Run:
+def run_all(settings: Mapping[str, Any], store: Store) -> Run[Audit]:
     """Run every experiment of a config; steps they share run once. One that fails does not take the others along, unless there are none."""
-    chosen = experiments(settings)
-    done: dict[str, Audit] = {}
+    return run_each(settings, experiments(settings), run, store)
+
+
+def run_each(settings: Mapping[str, Any], chosen: Sequence[tuple[str, E]], run_one: Callable[[E, Store], A], store: Store) -> Run[A]:
+    """Run experiments of any kind, by their labels."""
+    done: dict[str, A] = {}
     failed: list[str] = []
     for label, experiment in chosen:
         try:
-            done[label] = run(experiment, store)
-        except RunError as error:
+            done[label] = run_one(experiment, store)
+        except (RunError, DataError) as error:
             if len(chosen) == 1:
                 raise
             failed.append(f"{label}: {error}")
     if not done:
         raise RunError("; ".join(failed))
-    return Run(chosen[0][1].name, settings, tuple(done), tuple(done.values()), tuple(failed))
+    return Run(chosen[0][1].name, settings, tuple(done), tuple(done.values()), tuple(failed))  # type: ignore[attr-defined]
 
 
 def versions() -> dict[str, str]:
@@ -70,21 +95,30 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def write_run(result: Run, folder: Path) -> Path:
+def write_run(result: Run[Audit], folder: Path) -> Path:
     """Write run.json, rows.csv and pictures.safetensors; every number of a report comes from these."""
+    return write_files(folder, result, summary(result), _pictures(result.audits))
+
+
+def write_files(folder: Path, result: Run[Any], facts: Mapping[str, Any], pictures: dict[str, torch.Tensor]) -> Path:
+    """Write the folder of a run of any kind."""
     with full_disk_reported(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "pictures.safetensors", save(_pictures(result.audits)))
+        write_bytes(folder / "pictures.safetensors", save(pictures))
         write_bytes(folder / "rows.csv", _csv(result).encode())
-        write_bytes(folder / "run.json", (json.dumps(summary(result), indent=1) + "\n").encode())
+        write_bytes(folder / "run.json", (json.dumps(facts, indent=1) + "\n").encode())
     return folder
 
 
-def summary(result: Run) -> dict[str, Any]:
+def summary(result: Run[Audit]) -> dict[str, Any]:
     """Everything measured, as plain values."""
-    first = result.audits[0]
+    return {"format": RUN_FORMAT, **outline(result, _audit)}
+
+
+def outline(result: Run[A], facts_of: Callable[[str, A], dict[str, Any]]) -> dict[str, Any]:
+    """What the summary of a run of any kind holds: where its numbers come from, and each audit in its own words."""
+    first: Any = result.audits[0]
     return {
-        "format": RUN_FORMAT,
         "name": result.name,
         "settings": dict(result.settings),
         "versions": {"python": platform.python_version()} | versions(),
@@ -92,7 +126,7 @@ def summary(result: Run) -> dict[str, Any]:
         "data": {"split": first.split.key, "image_shape": first.split.train.shape, "manifest": dict(first.split.manifest)},
         "identities": [first.split.classes[label] for label in first.found.labels.tolist()],
         "evaluators": [target_facts(evaluator) for evaluator in first.evaluators],
-        "audits": [_audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)],
+        "audits": [facts_of(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)],
         "vacuous": result.vacuous,
         "failed": list(result.failed),
     }
@@ -164,11 +198,15 @@ def _pictures(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
     first = audits[0]
     train, labels = first.split.train, first.found.labels
     reference = torch.stack([train.pixels[(train.labels == label).nonzero()[0, 0]] for label in labels])
-    rebuilt = {f"audit.{number}": audit.found.images.mul(255).round().to(torch.uint8).contiguous() for number, audit in enumerate(audits)}
-    return {"private": reference, **rebuilt}
+    return {"private": reference, **rebuilt_pictures(audits)}
 
 
-def _csv(result: Run) -> str:
+def rebuilt_pictures(audits: Sequence[Weighed]) -> dict[str, torch.Tensor]:
+    """What each audit rebuilt, as bytes."""
+    return {f"audit.{number}": audit.found.images.mul(255).round().to(torch.uint8).contiguous() for number, audit in enumerate(audits)}
+
+
+def _csv(result: Run[Any]) -> str:
     """One line per (audit, identity, candidate)."""
     text = io.StringIO()
     writer = csv.writer(text)

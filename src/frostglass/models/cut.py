@@ -67,6 +67,8 @@ def halves(target: Target) -> Halves:
 
 def layer_name(module: nn.Module, tap: str) -> str:
     """A layer's name as seen from outside a `Preprocess`, where it stands under `net`."""
+    if not isinstance(tap, str):
+        raise ModelError(f"expected the name of a layer to cut behind, got {tap!r}: named_modules() lists them")
     known = dict(module.named_modules())
     return f"net.{tap}" if tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known else tap
 
@@ -107,7 +109,8 @@ def _graphs(module: nn.Module, first: fx.Graph, second: fx.Graph, end: fx.Node, 
     first.output(end)
     with second.inserting_before(begin):
         feature = second.placeholder("features")
-    begin.replace_all_uses_with(feature)
+        own = second.call_method("clone", (feature,))  # a layer that works in place must not write into what the caller holds
+    begin.replace_all_uses_with(own)
     for graph in (first, second):
         graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     given = [node for node in second.nodes if node.op == "placeholder" and node is not feature]
@@ -162,7 +165,7 @@ class _From(nn.Module):
         self.blank: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
-        handle = self.whole.get_submodule(self.tap).register_forward_hook(lambda *_: features)
+        handle = self.whole.get_submodule(self.tap).register_forward_hook(lambda *_: features.clone())
         try:
             return self.whole(features.new_zeros(len(features), *self.image_shape) if self.blank is None else self.blank)
         finally:

@@ -1,5 +1,6 @@
 """A network that guesses at once what an inversion searches for step by step: the latent behind a feature."""
 
+import itertools
 import math
 from typing import Annotated, Literal
 
@@ -68,7 +69,7 @@ class Amortizer:
         if len(feature_shape) != 3 or feature_shape[1:] == (1, 1):
             sizes = [math.prod(feature_shape), 8 * self.width, 4 * self.width]
             layers: list[nn.Module] = [nn.Flatten()]
-            for given, made in zip(sizes, sizes[1:], strict=False):
+            for given, made in itertools.pairwise(sizes):
                 layers += [nn.Linear(given, made, bias=False), nn.BatchNorm1d(made), nn.LeakyReLU(LEAK)]
             return nn.Sequential(*layers, nn.Linear(sizes[-1], latent))
         channels, height, breadth = feature_shape

@@ -178,7 +178,7 @@ def read_prior(path: Path, *, ours: bool = False) -> Prior:
     if facts is None:
         raise CheckpointError(f"{path} holds weights but does not say it is a frostglass prior: expected a file written by save_prior")
     try:
-        code = _code_in(facts["info"])
+        code = code_in(facts["info"])
     except (LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not say how its prior was made ({type(error).__name__}): make the prior again") from error
     if code and not ours:
@@ -221,12 +221,12 @@ def read_prior(path: Path, *, ours: bool = False) -> Prior:
     )
 
 
-def _code_in(info: Mapping[str, Any]) -> str:
+def code_in(info: Mapping[str, Any]) -> str:
     """The code or file of somebody else's that a prior's networks are made by, if any."""
     given = info["method"]["parameters"]
     students = [student["model"] for student in given.get("students") or ()]
     named = [model for model in students if ":" in model and model.partition(":")[0] not in ("timm", "torchvision")]
-    under = _code_in(info["base"]) if "base" in info else ""
+    under = code_in(info["base"]) if "base" in info else ""
     return next(filter(None, [given.get("source"), *named, under]), "")
 
 

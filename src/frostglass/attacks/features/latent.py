@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks.features.base import Ledger, Rebuilt, cannot_adapt, feature_attacks, spread_evenly
-from frostglass.attacks.features.learned import copied
+from frostglass.attacks.features.learned import copied, put_back
 from frostglass.attacks.features.searched import Searched
 from frostglass.attacks.features.view import CHUNK, Ability, FeatureView, in_company
 from frostglass.attacks.search import OptimizerName
@@ -181,11 +181,11 @@ class Latent(Searched):
             with torch.no_grad():
                 return (view.fit(tuned.images(found)) - pictures[:held]).square().mean().item()
 
-        done, latents, best = 0, start[held:], tuned.generator.state_dict()
+        done, latents = 0, start[held:]
         if saved := ledger.load("adapted"):
             tensors, values = saved
             done, least, latents = values["round"], values["error"], tensors["latents"].to(view.device)
-            tuned.generator.load_state_dict(under_prefix("generator", tensors))
+            put_back(tuned.generator, under_prefix("generator", tensors))
             restore_optimizer(rule, under_prefix("rule", tensors))
             best = under_prefix("best", tensors)
         else:
@@ -195,12 +195,12 @@ class Latent(Searched):
             self._tune(tuned, rule, view, latents, pictures[held:], seed=seed_for(seed, "adapt", number))
             if (now := error(f"held{number}")) < least:
                 least, best = now, copied(tuned.generator)
-            kept = with_prefix("generator", tuned.generator.state_dict()) | with_prefix("rule", optimizer_tensors(rule))
+            kept = with_prefix("generator", copied(tuned.generator)) | with_prefix("rule", optimizer_tensors(rule))
             ledger.save("adapted", {**kept, **with_prefix("best", best), "latents": latents}, {"round": number + 1, "error": least})
             ledger.progress(
                 number + 1, self.adapt_rounds, f"adapting the generator: error {now:.4g} on pictures held out, best {least:.4g}"
             )
-        tuned.generator.load_state_dict(best)
+        put_back(tuned.generator, best)
         tuned.generator.requires_grad_(False)
         return tuned
 
