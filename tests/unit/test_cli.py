@@ -214,6 +214,7 @@ KNOWN = {
     "defenses": {"label_smoothing", "calor"},
     "priors": {"wgan", "pretrained"},
     "attacks": {"gmi"},
+    "feature_attacks": {"decoder", "latent"},
     "metrics": {"accuracy", "distance", "manifold"},
 }
 NAMES = sorted(name for registry in KINDS.values() for name in registry.names())

@@ -121,7 +121,7 @@ def make_run(
                 rows=Rows(rows.labels, rows.columns, key=f"{name}{place}"),
                 utility=useful(told.get("mcc", 0.61), told.get("auc", 0.85)), plain=useful(told.get("plain", told.get("mcc", 0.61)), 0.85),
                 facts={"deviation": 0.1, "relative_deviation": told.get("moved", 0.0), "feature_shape": list(told.get("shape", SHAPE)), "lda": told.get("lda", 1.25), "emd": 3.5, "emd_floor": 2.25},
-                controls=judge_features(rows, blind, control, scale, margin=0.2, evaluators=evaluators, embedder=embedder),
+                controls=judge_features(rows, blind, control, scale, margin=0.2, evaluators=evaluators),
             )
         )  # fmt: skip
         names_of = " + ".join(defense["name"] for defense in told.get("defenses", [])) or "undefended"

@@ -27,6 +27,9 @@ def resnet50_fc(*, classes: int, image_shape: Shape, hidden: int = 512) -> nn.Mo
 
     check_positive("resnet50_fc", hidden=hidden)
     body = timm.create_model("resnet50", num_classes=1000, in_chans=image_shape[0])
+    for layer in body.modules():
+        if isinstance(layer, nn.ReLU):
+            layer.inplace = False  # per-sample gradients, and whoever reads a layer, need its output as it was
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         body=body, relu=nn.ReLU(), hidden=nn.Linear(1000, hidden), hidden_relu=nn.ReLU(), head=nn.Linear(hidden, classes)
     )
