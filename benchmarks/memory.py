@@ -104,14 +104,14 @@ def _pictures(folder: Path, people: int, each: int) -> Path:
 
 def _one(kind: str, settings: dict[str, Any], folder: Path) -> list[Any]:
     """Bytes and the step they are for: foreseen, or taken by a whole run with its report."""
-
-    import frostglass.cli.work  # noqa: F401  (what the command line has loaded)
+    from frostglass.cli.work import prepare
     from frostglass.experiments.config import experiments
     from frostglass.experiments.grid import run_all, write_run
     from frostglass.experiments.memory import foreseen, most_resident
     from frostglass.experiments.store import Store
     from frostglass.report.build import build_report
 
+    prepare(None)
     store = Store(folder / "store")
     if kind == "foresee":
         need = foreseen(experiments(settings), store, lambda data: data.counts())

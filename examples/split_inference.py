@@ -10,6 +10,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from frostglass import make_split
@@ -29,8 +30,8 @@ def service(server: Server) -> HTTPServer:
             try:
                 features = load(self.rfile.read(int(self.headers["Content-Length"])))["features"]
                 chances = server.answer(features).sigmoid()
-            except FrostglassError as error:
-                self.send_error(400, str(error))
+            except (FrostglassError, SafetensorError, KeyError) as error:
+                self.send_error(400, f"one tensor named features is expected: {error}")
                 return
             told = [{name: round(p, 3) for name, p in zip(server.classes, row, strict=True) if p > 0.5} for row in chances.tolist()]
             self.send_response(200)
@@ -59,7 +60,7 @@ def main(people: int = 30, epochs: int = 15, steps: int = 30) -> float:
 
     running = service(server)
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    victims = split.test.at(torch.arange(8))
+    victims = split.test.at(torch.stack([(split.test.labels == person).nonzero()[0, 0] for person in range(8)]))  # a picture each
     answers = ask(client, victims.floats(), f"http://127.0.0.1:{running.server_port}")
     running.shutdown()
 

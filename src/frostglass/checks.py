@@ -1,25 +1,26 @@
 """Parameters of a method: a frozen, keyword-only dataclass whose values are checked when it is made."""
 
 import functools
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from frostglass.errors import ConfigError
 from frostglass.registry import nearest
 
 T = TypeVar("T")
+RANGES = {"greater_than_equal": "at least", "greater_than": "more than", "less_than_equal": "at most", "less_than": "less than"}
 
 
-def problems(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
-    """One line for each problem pydantic found: where, what was expected, what came; unknown names get the nearest of `known`."""
-    return [_line(problem, tuple(known)) for problem in error.errors(include_url=False)]
+def problems(error: ValidationError, known: Mapping[str, FieldInfo] = {}) -> list[str]:
+    """One line for each problem pydantic found: where, what was expected, what came; of `known` parameters the default, unknown ones get the nearest name."""
+    return [_line(problem, known) for problem in error.errors(include_url=False)]
 
 
-def _line(problem: Any, known: tuple[str, ...]) -> str:
+def _line(problem: Any, known: Mapping[str, FieldInfo]) -> str:
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == "unexpected_keyword_argument":
         return f"{where}: no such parameter; {nearest(where, known)}" if known else f"{where}: no such parameter"
@@ -27,7 +28,19 @@ def _line(problem: Any, known: tuple[str, ...]) -> str:
         return ": ".join(filter(None, [where, str(problem["ctx"]["error"])]))
     if problem["type"].startswith("missing"):
         return f"{where}: required, and not given"
-    return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+    if problem["type"] in RANGES:
+        (bound,) = problem["ctx"].values()
+        expected = f"expected {RANGES[problem['type']]} {int(bound) if bound == int(bound) else bound}"
+    else:
+        expected = problem["msg"].replace("Input should be", "expected", 1)
+    return f"{where}: {expected[0].lower()}{expected[1:]}, got {problem['input']!r}{_default(problem['loc'], known)}"
+
+
+def _default(place: tuple[int | str, ...], known: Mapping[str, FieldInfo]) -> str:
+    """A value that would do, where a parameter has one that can be said shortly."""
+    field = known.get(str(place[0])) if place else None
+    value = None if field is None or field.is_required() else field.default
+    return f"; the default is {value!r}" if isinstance(value, int | float | str | tuple) else ""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -45,7 +58,7 @@ def parameters(cls: type[T]) -> type[T]:
         try:
             build(self, *args, **values)
         except ValidationError as error:
-            found = problems(error, [field.name for field in fields(made)])
+            found = problems(error, made.__pydantic_fields__)  # type: ignore[attr-defined]
             raise ConfigError([f"{made.__name__}: {problem}" for problem in found]) from None
 
     made.__init__ = checked  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """Seeds, threads and the promise to leave the caller's networks as they were."""
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -14,6 +15,11 @@ from torch import Tensor, nn
 
 # Batch norms by the layers they can be folded into. A subclass may do more than its base, so only these very types count; what is parametrised is a subclass.
 FOLDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: nn.BatchNorm2d, nn.ConvTranspose2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
+
+HEAP = (
+    2**27
+)  # bytes; with `keep_memory` the C library takes larger blocks from the system and gives them back at once, smaller ones from a heap it keeps
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 
 
 def seed_for(base: int, *path: str | int) -> int:
@@ -47,6 +53,15 @@ def living_on(device: torch.device) -> Iterator[None]:
             del os.environ["FROSTGLASS_DEVICE"]
         else:
             os.environ["FROSTGLASS_DEVICE"] = before
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory it frees: every step of a search or a training asks for the same blocks again, and those of some
+    size would else come from the system each time, page by page. Does nothing where the C library is not glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        for parameter, value in ((MMAP_THRESHOLD, HEAP), (TRIM_THRESHOLD, 2**31 - 1)):
+            mallopt(parameter, value)
 
 
 def device_of(module: nn.Module) -> torch.device:

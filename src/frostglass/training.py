@@ -94,6 +94,8 @@ class Training:
             raise ValueError("start_parts names parts of a checkpoint to begin from: give its path as start")
         if self.weights and self.start:
             raise ValueError("weights are loaded instead of training, so there is nothing to start: leave weights or start out")
+        if twice := [name for place, name in enumerate(self.attributes) if name in self.attributes[:place]]:
+            raise ValueError(f"attributes: {twice[0]!r} is given twice: name each once")
 
     def files(self) -> list[str]:
         """Files this configuration reads."""
@@ -254,11 +256,14 @@ def attributes_of(config: Training, known: tuple[str, ...]) -> tuple[str, ...]:
 
 def wanted(target: Target, images: Images) -> Tensor:
     """What a target should say of pictures: the class of each, (N,), or which attributes it has, (N, K) of 0.0 and 1.0."""
-    if not target.attributes:
-        return images.labels
+    return attributes_in(images, target.classes) if target.attributes else images.labels
+
+
+def attributes_in(images: Images, names: tuple[str, ...]) -> Tensor:
+    """Which of the named attributes pictures have, (N, K) of 0.0 and 1.0."""
     if images.attributes is None:
         raise ConfigError("the target tells attributes, and these pictures come without any: use data with attributes, such as faces")
-    return images.attributes[:, [images.attribute_names.index(name) for name in target.classes]].float()
+    return images.attributes[:, [images.attribute_names.index(name) for name in names]].float()
 
 
 def right(logits: Tensor, answers: Tensor) -> Tensor:

@@ -221,7 +221,7 @@ def test_a_prior_of_another_target_is_refused(name):
 
 
 def test_no_candidates_are_refused(name):
-    with pytest.raises(ConfigError, match="candidates: input should be greater than or equal to 1, got 0"):
+    with pytest.raises(ConfigError, match="candidates: expected at least 1, got 0"):
         small(name, candidates=0)
 
 

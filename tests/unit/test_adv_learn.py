@@ -256,7 +256,10 @@ def test_a_feature_that_the_next_layer_overwrites_is_refused():
 
 
 def test_what_it_lacks_is_told():
-    with pytest.raises(ConfigError, match=r"adv_learn compares pictures by a perceptual network, and none is given: set \[perceptual\]"):
+    with pytest.raises(
+        ConfigError,
+        match=r"adv_learn compares pictures by a perceptual network, and none is given: pass perceptual=\.\.\., or set its weights to 0",
+    ):
         AdvLearn(perceptual=1.0).opponent(victim(), STRANGERS, None, seed=0)
     with pytest.raises(ConfigError, match="a simulated attacker learns on public pictures, and there are 0: use data with public people"):
         AdvLearn().opponent(victim(), STRANGERS.at(torch.arange(0)), None, seed=0)

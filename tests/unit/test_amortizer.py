@@ -56,6 +56,7 @@ def test_published_network():
         ((5, 32, 32), [(4, 5, 4, 4), (16, 4, 4, 4), (32, 16, 4, 4), (32, 32, 4, 4), (16, 32, 2, 2), (7, 16, 1, 1)]),
         ((5, 12, 8), [(4, 5, 4, 4), (16, 4, 4, 4), (16, 16, 3, 2), (7, 16, 1, 1)]),
         ((5, 4, 4), [(4, 5, 4, 4), (16, 4, 2, 2), (7, 16, 1, 1)]),
+        ((4, 4, 5), [(4, 5, 4, 4), (16, 4, 2, 2), (7, 16, 1, 1)]),
         ((5, 3, 9), [(16, 5, 3, 9), (7, 16, 1, 1)]),
         ((5, 2, 2), [(16, 5, 2, 2), (7, 16, 1, 1)]),
         ((5, 1, 1), []),
@@ -153,7 +154,7 @@ def test_refusals():
         SMALL.train(nn.Linear(5, 2), prior(), seed=0, work=NoWork())
     with pytest.raises(RunError, match=r"amortizer: the loss is not finite at step \d+: lower amortizer.lr"):
         Amortizer(width=4, steps=9, batch=4, lr=1e30, objective="features").train(Unbounded(), linear_world()[0], seed=0, work=NoWork())
-    with pytest.raises(ConfigError, match="width: input should be greater than or equal to 4"):
+    with pytest.raises(ConfigError, match="width: expected at least 4"):
         Amortizer(width=1)
 
 

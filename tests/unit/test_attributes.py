@@ -105,6 +105,11 @@ def test_attributes_the_data_does_not_have():
         wanted(replace(target(), attributes=True), split().test)
 
 
+def test_an_attribute_is_named_once():
+    with pytest.raises(ConfigError, match=r"attributes: 'even' is given twice: name each once"):
+        Training(attributes=("even", "large", "even"))
+
+
 @pytest.mark.parametrize("name", [name for name in defenses.names() if not defenses.get(name).takes_attributes])
 def test_defenses_of_people_are_refused(name):
     message = f"{name} defends a classifier of people, and target.attributes asks for one of attributes: leave one of the two out"

@@ -295,7 +295,7 @@ def test_masked_gradients_stop_gmi_and_not_this():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [({"keep": 2}, "keep .2. must not exceed candidates .1."), ({"budget": 33}, r"budget .33. must allow one move: at least .points \+ 2. · samples .34."),
-     ({"samples": 4, "budget": 135}, "samples .136."), ({"growth": 1}, "growth: .*greater than 1"), ({"box": math.inf}, "box: .*finite"),
+     ({"samples": 4, "budget": 135}, "samples .136."), ({"growth": 1}, "growth: expected more than 1"), ({"box": math.inf}, "box: .*finite"),
      ({"rule": "most"}, "rule: .*'code' or 'paper'"), ({"point": 3}, "did you mean 'points'")],
 )  # fmt: skip
 def test_bad_parameters(bad, message):
@@ -309,7 +309,7 @@ def test_a_first_sphere_larger_than_the_box_is_refused():
 
 
 def test_cost_is_at_most_the_budget(monkeypatch):
-    monkeypatch.setattr(cost, "_counts", lambda data: (40, 400, 100))
+    monkeypatch.setattr(cost, "counts_of", lambda data: (40, 400, 100))
     monkeypatch.setattr(cost, "_training_seconds", lambda *_: 0.004)
     monkeypatch.setattr(cost, "_generator_seconds", lambda *_: 0.002)
     shape, people = SimpleNamespace(image_shape=(1, 1, 5)), SimpleNamespace(identities=10)

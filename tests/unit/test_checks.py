@@ -1,6 +1,6 @@
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
@@ -36,9 +36,25 @@ def test_every_problem_is_told_in_one_line():
     message = str(caught.value)
     assert "\n" not in message
     assert "Oven: place: required, and not given" in message
-    assert "Oven: heat: input should be less than or equal to 250, got 300" in message
-    assert "Oven: least: input should be a valid integer" in message
+    assert "Oven: heat: expected at most 250, got 300; the default is 180" in message
+    assert "Oven: least: expected a valid integer" in message
     assert "got 'warm'" in message
+
+
+def test_ranges_are_told_in_plain_words():
+    @parameters
+    class Kiln:
+        low: Annotated[float, Field(gt=0)] = 1.0
+        high: Annotated[float, Field(lt=9)]
+        kind: Literal["gas", "wood"] = "gas"
+
+    with pytest.raises(ConfigError) as caught:
+        Kiln(low=0, high=10, kind="coal")
+    assert caught.value.problems == (
+        "Kiln: low: expected more than 0, got 0; the default is 1.0",
+        "Kiln: high: expected less than 9, got 10",
+        "Kiln: kind: expected 'gas' or 'wood', got 'coal'; the default is 'gas'",
+    )
 
 
 def test_unknown_name_gets_the_nearest():
@@ -66,8 +82,8 @@ def test_problems_inside_a_model_join_those_of_the_model():
     with pytest.raises(ValidationError) as caught:
         House(oven={"place": "kitchen", "heat": 10}, rooms="many")
     oven, rooms = problems(caught.value)
-    assert oven == "oven.heat: input should be greater than or equal to 50, got 10"
-    assert rooms.startswith("rooms: input should be a valid integer")
+    assert oven == "oven.heat: expected at least 50, got 10"
+    assert rooms.startswith("rooms: expected a valid integer")
     with pytest.raises(ValidationError) as caught:
         House(oven={"place": "kitchen", "least": 190}, rooms=3)
     assert problems(caught.value) == ["oven: least 190 is above heat 180: swap them"]

@@ -162,9 +162,7 @@ def test_version():
     assert (done.code, done.out.strip(), done.err) == (0, metadata.version("frostglass"), "")
 
 
-@pytest.mark.parametrize(
-    "args", [["nonsense"], ["run"], ["list"], ["show"], ["report"], ["run", "toy.toml", "--threads", "0"], ["list", "x", "--y"]]
-)
+@pytest.mark.parametrize("args", [["nonsense"], ["run"], ["show"], ["report"], ["run", "toy.toml", "--threads", "0"], ["list", "x", "--y"]])
 def test_bad_usage(args):
     done = frostglass(*args)
     assert done.code == 2
@@ -227,6 +225,16 @@ def test_list_for_machines_and_people(kind):
     assert all(entry["summary"] and entry["kind"] == kind for entry in found)
     text = frostglass("list", kind).out.splitlines()
     assert [line.split()[0] for line in text][: len(found)] == [entry["name"] for entry in found]
+
+
+def test_list_without_a_kind_gives_an_overview():
+    done = frostglass("list")
+    *lines, advice = done.out.splitlines()
+    assert (done.code, advice) == (0, "frostglass list KIND says what each is, frostglass show NAME all about one")
+    assert {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in lines} == {kind: KINDS[kind].names() for kind in KINDS}
+    assert [(entry["kind"], entry["name"]) for entry in json.loads(frostglass("list", "--json").out)] == [
+        (kind, name) for kind in KINDS for name in KINDS[kind].names()
+    ]
 
 
 @pytest.mark.parametrize(("kind", "hint"), [("atacks", "did you mean 'attacks'?"), ("zzz", "known: attacks, datasets")])
@@ -450,6 +458,30 @@ def test_a_folder_without_the_right_to_write_is_refused_before_any_work(here, mo
     assert "--out locked/run cannot be made or written" in said(frostglass("run", "toy.toml", "--out", "locked/run"), 2)
     assert "--store locked/store cannot be made or written" in said(frostglass("check", "toy.toml", "--store", "locked/store"), 2)
     assert sorted(path.name for path in here.iterdir()) == ["locked", "toy.toml"]
+
+
+@pytest.mark.parametrize("name", ["holiday.txt", "run.json", "photos"])
+def test_a_folder_of_other_things_is_no_place_for_a_run(here, name):
+    (here / "mine").mkdir()
+    (here / "mine" / name).mkdir() if name == "photos" else (here / "mine" / name).write_text("{}")
+    message = f"--out mine holds other things than a run, such as {name}: give a new folder, or that of an earlier run"
+    assert said(frostglass("run", "toy.toml", "--out", "mine"), 2) == message
+    assert sorted(path.name for path in here.iterdir()) == ["mine", "toy.toml"]
+    assert [path.name for path in (here / "mine").iterdir()] == [name]
+
+
+def test_a_run_goes_into_an_empty_folder_a_killed_ones_and_an_earlier_ones(toy, here):
+    out = here / "out"
+    out.mkdir()
+    (out / ".DS_Store").write_text("")
+    args = (*toy.args[:4], "--out", out)
+    assert frostglass(*args).code == 1
+    (out / "notes.txt").write_text("mine")  # beside a whole run, which is overwritten by its own kind
+    assert frostglass(*args).code == 1
+    for name in ("run.json", "report.html", "report.json", "notes.txt"):
+        (out / name).unlink()
+    assert frostglass(*args).code == 1
+    assert (out / "report.html").is_file()
 
 
 def test_a_run_folder_that_fails_later_points_to_what_is_kept(toy, here, monkeypatch):

@@ -382,9 +382,9 @@ def test_what_it_needs():
         SMALL.train(PUBLIC, None, work=NoWork())
     with pytest.raises(AccessError, match="not gradients"):
         SMALL.train(PUBLIC, target().view(["scores"]), work=NoWork())
-    with pytest.raises(ConfigError, match="loss: input should be 'margin', 'ce' or 'poincare', got 'logit'"):
+    with pytest.raises(ConfigError, match="loss: expected 'margin', 'ce' or 'poincare', got 'logit'"):
         Conditional(loss="logit")
-    with pytest.raises(ConfigError, match="least: input should be less than or equal to 1"):
+    with pytest.raises(ConfigError, match="least: expected at most 1"):
         Conditional(least=1.5)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from frostglass.errors import ModelError
 from frostglass.models.base import Preprocess
 from frostglass.models.build import build
-from frostglass.models.cut import cut, halves
+from frostglass.models.cut import channel_axis, cut, halves
 from frostglass.runtime import frozen
 from worlds import target
 
@@ -265,3 +265,22 @@ def test_a_target_says_where_it_is_cut():
     parts = halves(replace(whole, cut="2"))
     assert parts.feature_shape == (8, 8, 8)
     assert_whole(whole.module, parts, whole.image_shape)
+
+
+@pytest.mark.parametrize(
+    ("feature", "image", "axis"),
+    [
+        ((5,), (3, 16, 16), 0),
+        ((16, 5), (3, 16, 16), 1),
+        ((5, 8, 8), (3, 16, 16), 0),
+        ((8, 8, 5), (3, 16, 16), 2),
+        ((8, 8, 8), (3, 16, 16), 0),
+        ((1, 1, 5), (3, 16, 16), 2),
+        ((5, 1, 1), (3, 16, 16), 0),
+        ((8, 12, 5), (3, 32, 48), 2),
+        ((8, 8, 12), (3, 32, 48), 0),
+        ((2, 5, 4, 4), (3, 16, 16), 0),
+    ],
+)
+def test_which_number_of_a_feature_counts_its_channels(feature, image, axis):
+    assert channel_axis(feature, image) == axis

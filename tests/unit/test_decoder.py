@@ -149,7 +149,7 @@ def test_nothing_cannot_be_decoded(shape):
         build_decoder(shape, (3, 32, 32))
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((7, 5), 1), ((7, 4, 5), 2), ((7, 5, 3, 3), 1)])
+@pytest.mark.parametrize(("shape", "axis"), [((7, 5), 1), ((7, 4, 5), 2), ((7, 5, 3, 3), 1), ((7, 3, 3, 5), 3), ((7, 3, 3, 3), 1)])
 def test_standardised_features_have_mean_0_and_variance_1_in_each_channel(shape, axis):
     features = 3 + 5 * noise(*shape, dtype=torch.double)
     rows = standardised(features).movedim(axis, 0).flatten(1)
@@ -160,6 +160,14 @@ def test_standardised_features_have_mean_0_and_variance_1_in_each_channel(shape,
     torch.testing.assert_close(rows, slow)
     assert rows.mean(1).abs().max() < 1e-12
     assert (rows.var(1, correction=0) - 1).abs().max() < 0.01
+
+
+def test_the_proportions_of_the_picture_tell_maps_apart():
+    features = noise(7, 4, 4, 6, dtype=torch.double)
+    seen = standardised(features, (3, 32, 48))  # 4 channels of 4×6, as high and wide as the picture
+    assert seen.mean((0, 2, 3)).abs().max() < 1e-12
+    assert seen.mean((0, 1, 2)).abs().max() > 1e-3
+    assert standardised(features).mean((0, 1, 2)).abs().max() < 1e-12  # 6 channels of 4×4
 
 
 def test_neither_scale_nor_shift_of_features_can_be_seen():
@@ -213,19 +221,18 @@ def test_the_decoders_loss_is_the_sum_of_its_parts():
         decoder = nn.Sequential(nn.Linear(5, 768), nn.Sigmoid(), nn.Unflatten(1, SHAPE))
         critic = nn.Sequential(nn.Flatten(), nn.Linear(768, 1))
     made = decoder(features)
-    loss = decoder_loss(decoder, features, images, adversarial=0.3, perceptual_weight=2.0, critic=critic, judge=judge(), norm="mean_square")
+    loss = decoder_loss(made, images, adversarial=0.3, perceptual_weight=2.0, critic=critic, judge=judge(), norm="mean_square")
     likes = torch.sigmoid(critic(made))
     slow = (made - images).square().mean() - 0.3 * likes.log().mean() + 2 * perceptual_distance(judge(), made, images).mean()
     torch.testing.assert_close(loss, slow)
-    assert torch.equal(decoder_loss(decoder, features, images), F.mse_loss(made, images))
+    assert torch.equal(decoder_loss(made, images), F.mse_loss(made, images))
 
 
 def test_a_weight_needs_its_network():
-    decoder = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
     with pytest.raises(ConfigError, match="with an adversarial weight needs a critic, and none is given"):
-        decoder_loss(decoder, noise(2, 4), noise(2, 4), adversarial=0.1)
-    with pytest.raises(ConfigError, match=r"with a perceptual weight needs a perceptual network, and none is given: set \[perceptual\]"):
-        decoder_loss(decoder, noise(2, 4), noise(2, 4), perceptual_weight=0.1)
+        decoder_loss(noise(2, 4), noise(2, 4), adversarial=0.1)
+    with pytest.raises(ConfigError, match=r"with a perceptual weight needs a perceptual network, and none is given: pass judge=\.\.\."):
+        decoder_loss(noise(2, 4), noise(2, 4), perceptual_weight=0.1)
 
 
 def test_the_critic_pulls_against_the_decoder():
@@ -241,7 +248,7 @@ def test_the_critic_pulls_against_the_decoder():
     assert critic[1].weight.grad.item() < 0  # a larger weight tells them apart better
     # The decoder moves its pictures to where the critic takes them for real.
     mover = nn.Parameter(torch.full((3, 1, 1, 1), -0.5))
-    decoder_loss(lambda _: mover, None, mover.detach(), adversarial=1.0, critic=critic).backward()
+    decoder_loss(mover, mover.detach(), adversarial=1.0, critic=critic).backward()
     assert (mover.grad < 0).all()
 
 

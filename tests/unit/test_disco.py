@@ -18,6 +18,7 @@ from frostglass.experiments.store import Store
 from frostglass.models.build import build
 from frostglass.models.cut import halves
 from frostglass.models.taps import find_head, find_taps
+from frostglass.models.wrap import wrap
 from frostglass.priors.decoder import standardised
 from frostglass.runtime import capture, seeded
 from frostglass.training import Training, train_target
@@ -179,11 +180,75 @@ def test_vectors_are_pruned_too():
     assert halves(made).feature_shape == (32,)
 
 
-def test_nothing_but_maps_and_vectors_can_be_pruned():
-    module = nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(768, 4))
-    tokens = Target(module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head="2", cut="0")
-    with pytest.raises(ConfigError, match=r"disco prunes the channels of maps or vectors, and '0' puts out \(3, 256\): cut behind another"):
-        Disco().prepare(tokens, seed=0)
+class Turned(nn.Module):
+    """Pictures (N, 3, 16, 16) as something of another shape."""
+
+    def __init__(self, turn):
+        super().__init__()
+        self.turn = turn
+
+    def forward(self, images):
+        return self.turn(images)
+
+
+def turned(turn):
+    with seeded(0):
+        module = nn.Sequential(nn.Conv2d(3, 6, 1), Turned(turn), nn.Flatten(), nn.LazyLinear(4))
+        module(torch.zeros(2, 3, 16, 16))
+    return Target(module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head="3", cut="1")
+
+
+TURNS = {
+    "maps with channels last": (lambda maps: maps.permute(0, 2, 3, 1), 2),
+    "tokens": (lambda maps: maps.flatten(2).transpose(1, 2), 1),
+    "maps": (lambda maps: maps * 1, 0),
+}
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_channels_are_pruned_wherever_they_stand(kind):
+    turn, axis = TURNS[kind]
+    made = Disco(ratio=0.5, **TINY).prepare(turned(turn), seed=0)
+    pruned = made.module[1]
+    assert pruned.pruner.pruned == 3
+    pictures = images(4, 4).floats()
+    with torch.no_grad():
+        plain = turned(turn).module[:2](pictures)
+        out, mask = made.module.eval()[:2](pictures), pruned.pruner(plain)
+    assert mask.shape == (4, 6)
+    for channel in range(6):
+        one, whole = (values.movedim(1 + axis, 1)[:, channel] for values in (out, plain))
+        torch.testing.assert_close(one, whole * mask[:, channel].reshape(-1, *[1] * (one.ndim - 1)))
+    assert ((mask > 0.5).sum(1) == 2).all()  # half of six are below the threshold, which stands at one half itself
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_training_prunes_channels_wherever_they_stand(kind):
+    disco = Disco(ratio=0.5, **TINY)
+    made = disco.prepare(turned(TURNS[kind][0]), seed=0)
+    opponent = disco.opponent(made, STRANGERS, None, seed=0)
+    opponent.turn(Moment(0, 1), 0)
+    pictures = images(4, 4).floats()
+    with capture(made.module, disco.taps(made)) as tapped:
+        logits = made.module.train()(pictures)
+    (term,) = opponent.losses(Batch(pictures, torch.zeros(4).long(), logits, tapped, Moment(0, 1))).values()
+    term.value.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in made.module[1].pruner.parameters())
+
+
+def test_what_has_no_channels_cannot_be_pruned():
+    message = r"disco prunes channels of vectors, tokens or maps, of which there must be two, and '1' puts out \(6, 4, 4, 16\): cut behind another layer"
+    with pytest.raises(ConfigError, match=message):
+        Disco().prepare(turned(lambda maps: maps.reshape(-1, 6, 4, 4, 16)), seed=0)
+    with pytest.raises(ConfigError, match=r"'1' puts out \(1, 16, 16\)"):
+        Disco().prepare(turned(lambda maps: maps[:, :1]), seed=0)
+
+
+def test_a_cut_behind_which_nothing_comes_is_told():
+    made = Disco(**TINY).prepare(network(cut="head"), seed=0)
+    message = "nothing comes after head, so that what leaves are the answers, and no server is needed: cut behind an earlier layer"
+    assert Disco(**TINY).problems(made, Size(48, 16, 4)) == [message]
+    assert Disco(**TINY).problems(Disco(**TINY).prepare(network(cut="stage3"), seed=0), Size(48, 16, 4)) == []
 
 
 def test_no_other_defense_freezes_its_pruner():
@@ -250,3 +315,12 @@ def test_bad_parameters(bad):
 def test_only_the_second_half_may_be_selected():
     assert [Disco().settled(Moment(epoch, 4)) for epoch in range(4)] == [False, False, True, True]
     assert Disco(alpha=0.0).settled(Moment(0, 4))
+
+
+def test_a_swins_maps_are_pruned_by_their_channels():
+    options = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+    module = build("timm:swin_tiny_patch4_window7_224", classes=4, image_shape=(3, 32, 32), seed=0, **options)
+    made = Disco(ratio=0.5, **TINY).prepare(wrap(module, classes=4, image_shape=(3, 32, 32), cut="layers.0"), seed=0)
+    assert halves(made).feature_shape == (8, 8, 12)
+    assert made.module.layers[0].pruner.pruned == 6
+    assert made.module.layers[0].pruner(noise(2, 8, 8, 12)).shape == (2, 12)

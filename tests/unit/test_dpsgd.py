@@ -572,12 +572,12 @@ def test_before_a_stage_of_public_training_only_the_norms_change():
     ("values", "message"),
     [
         ({"clip": None}, "noise 1.0 is measured in units of clip"),
-        ({"noise": -1}, "noise: input should be greater than or equal to 0"),
-        ({"noise": math.inf}, "noise: input should be a finite number"),
-        ({"clip": 0}, "clip: input should be greater than 0"),
-        ({"delta": 1}, "delta: input should be less than 1"),
-        ({"norm": "batch"}, "norm: input should be 'group', 'instance' or 'keep'"),
-        ({"accountant": "gdp"}, "accountant: input should be 'rdp' or 'prv'"),
+        ({"noise": -1}, "noise: expected at least 0"),
+        ({"noise": math.inf}, "noise: expected a finite number"),
+        ({"clip": 0}, "clip: expected more than 0"),
+        ({"delta": 1}, "delta: expected less than 1"),
+        ({"norm": "batch"}, "norm: expected 'group', 'instance' or 'keep'"),
+        ({"accountant": "gdp"}, "accountant: expected 'rdp' or 'prv'"),
     ],
 )
 def test_parameters_out_of_range(values, message):

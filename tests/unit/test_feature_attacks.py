@@ -214,9 +214,9 @@ def test_the_generator_learns_what_an_encoder_that_forgets_goes_with():
 
 def test_what_latent_refuses():
     view = seen(nn.Flatten(), torch.full((2, *FLAT), 0.5), ["encoder"])
-    with pytest.raises(ConfigError, match=r"latent needs the prior, and none is given: set \[prior\]"):
+    with pytest.raises(ConfigError, match=r"latent needs the prior, and none is given: pass prior=\.\.\."):
         run(Latent(), view)
-    with pytest.raises(ConfigError, match=r"latent needs the amortizer, and none is given: set \[amortizer\]"):
+    with pytest.raises(ConfigError, match=r"latent needs the amortizer, and none is given: pass amortizer=\.\.\."):
         run(Latent(start="amortized"), view, Knowledge(prior=affine_prior()))
     with pytest.raises(ConfigError, match=r"latent\.critic_weight is not 0 and the prior has no critic: set it to 0"):
         run(Latent(critic_weight=1.0), view, Knowledge(prior=affine_prior()))
@@ -347,7 +347,9 @@ def test_small_features_hide_nothing():
     assert not torch.allclose(found.images, other.images, atol=1e-3)
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((5,), 0), ((5, 4, 4), (0, 2, 3)), ((6, 5), (0, 1)), ((3, 2, 4, 4), (0, 2, 3, 4))])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((5,), 0), ((5, 4, 4), (0, 2, 3)), ((4, 4, 5), (0, 1, 2)), ((6, 5), (0, 1)), ((3, 2, 4, 4), (0, 2, 3, 4))]
+)
 def test_units_are_those_of_numpy(shape, axes):
     features = draws(40, *shape) * 3 + 7
     mean, deviation = units_of(features)
@@ -525,13 +527,13 @@ def test_what_decoders_refuse():
         run(Decoder(validation=0, adapt=9), view, few)
     with pytest.raises(ConfigError, match=r"decoder\.adapt \(2\) must leave at least 2 pictures that are not held out"):
         run(Decoder(adapt=2), view, few)
-    with pytest.raises(ConfigError, match=r"decoder needs the perceptual, and none is given: set \[perceptual\]"):
+    with pytest.raises(ConfigError, match=r"decoder needs the perceptual, and none is given: pass perceptual=\.\.\."):
         run(Decoder(perceptual=1.0), view, Knowledge(album(blobs(9, 2))))
     with pytest.raises(ConfigError, match=r"decoder\.adversarial needs pictures of at least 8 pixels a side: set it to 0"):
         run(Decoder(adversarial=1.0), seen(nn.Flatten(), torch.zeros(2, *FLAT), ["encode"]), Knowledge(album(torch.zeros(9, *FLAT))))
     with pytest.raises(ConfigError, match="mapper needs the embedder, and none is given"):
         run(Mapper(), view, Knowledge(album(blobs(9, 2))))
-    with pytest.raises(ConfigError, match="batch: input should be greater than or equal to 2"):
+    with pytest.raises(ConfigError, match="batch: expected at least 2"):
         Decoder(batch=1)
 
 
@@ -567,6 +569,15 @@ def test_a_mapper_takes_features_of_any_shape(shape):
     with seeded(0, "tests"):
         network = build_mapper(shape, 11, width=4, hidden=8)
     assert network(draws(3, *shape)).shape == (3, 11)
+
+
+def test_a_mapper_reads_maps_whose_channels_come_last_as_it_reads_others():
+    made = []
+    for shape in ((8, 8, 5), (5, 8, 8)):
+        with seeded(0, "tests"):
+            made.append(build_mapper(shape, 11, width=4, hidden=8).eval())
+    features = draws(3, 8, 8, 5)
+    assert torch.equal(made[0](features), made[1](features.permute(0, 3, 1, 2)))
 
 
 # --- hybrid ---------------------------------------------------------------------------------------------------------------------------------
@@ -698,7 +709,7 @@ def test_averaging_must_be_granted():
     view = seen(nn.Flatten(), torch.zeros(2, *FLAT), ["encode"])
     with pytest.raises(ConfigError, match="listening must be granted protection: this view grants encode"):
         run(Listening(averaged=2), view)
-    with pytest.raises(ConfigError, match="averaged: input should be greater than or equal to 1, got 0"):
+    with pytest.raises(ConfigError, match="averaged: expected at least 1, got 0"):
         Listening(averaged=0)
 
 

@@ -234,7 +234,7 @@ def test_face_similarity_is_seen_from_the_public_mean():
 
 
 def test_face_needs_an_embedder_and_victims():
-    with pytest.raises(ConfigError, match=r"none is given: set \[embedder\]"):
+    with pytest.raises(ConfigError, match=r"none is given: pass embedder=\.\.\."):
         Face().columns(evidence(victims=victims()))
     with pytest.raises(ConfigError, match="no victims' pictures"):
         Face().columns(evidence(embedder=target()))

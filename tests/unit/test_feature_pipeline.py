@@ -13,23 +13,34 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from frostglass.cli.main import app
-from frostglass.data.faces import Faces
+from frostglass.data.faces import Faces, photograph
 from frostglass.data.splits import make_split
-from frostglass.errors import ConfigError
+from frostglass.errors import ConfigError, DataError
 from frostglass.experiments import feature_pipeline
 from frostglass.experiments.client import Client, Server
 from frostglass.experiments.config import Experiment
 from frostglass.experiments.feature_controls import judge_features
-from frostglass.experiments.feature_cost import feature_problems, feature_steps
+from frostglass.experiments.feature_cost import feature_problems
 from frostglass.experiments.feature_grid import feature_summary, run_all_features, write_feature_run
 from frostglass.experiments.feature_pipeline import Pictures, run_features, victims_of
 from frostglass.experiments.features import FeatureExperiment, feature_experiments, is_about_features
 from frostglass.experiments.store import Store
+from frostglass.files import sheet_of
 from frostglass.metrics.base import Rows
 from frostglass.report.charts import toml
 
 SMALL = {"epochs": 1, "batch": 16, "options": {"width": 4}}
-CRAFT = {"name": "crafter", "beta": 2.0, "steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4}
+CRAFT = {
+    "name": "crafter",
+    "beta": 2.0,
+    "steps": 2,
+    "inner_steps": 2,
+    "terms": 2,
+    "critic_steps": 1,
+    "index_steps": 2,
+    "first_steps": 2,
+    "batch": 4,
+}
 TOY = {
     "name": "toy features",
     "data": {"name": "faces", "size": 16, "identities": 4, "images": 10, "public_identities": 8, "public_images": 4},
@@ -168,8 +179,8 @@ def test_victims_are_the_first_held_out_pictures_of_each_person():
         ({"defenses": [{"name": "bido"}]}, "bido defends a classifier of people, and a split model tells attributes"),
         ({"prior": {"name": "kplus1"}}, "kplus1 is fitted to a classifier of the attacked people"),
         ({"attack": {"name": "gmi"}}, "no feature attack named 'gmi'"),
-        ({"defenses": [{**CRAFT, "beta": -1.0}]}, r"defenses\[0\].beta: input should be greater than or equal to 0, got -1.0"),
-        ({"defenses": [{"name": "adv_learn", "pixel": -1.0}]}, r"defenses\[0\].pixel: input should be greater than or equal to 0"),
+        ({"defenses": [{**CRAFT, "beta": -1.0}]}, r"defenses\[0\].beta: expected at least 0, got -1.0"),
+        ({"defenses": [{"name": "adv_learn", "pixel": -1.0}]}, r"defenses\[0\].pixel: expected at least 0"),
         ({"metrics": []}, "metrics: no such section"),
         ({"prior": None}, "prior: expected a table with a name"),
         ({"embedder": {**SMALL, "attributes": ["all"]}}, "embedder: tells people apart, and is not cut: leave attributes out"),
@@ -197,17 +208,74 @@ def test_problems_are_told_before_anything_is_computed(change, match):
         raise ConfigError(feature_problems(feature_experiments(TOY | change)))
 
 
-def test_what_a_config_would_run():
-    rows = feature_steps(feature_experiments(GRID))
-    kinds = [row["step"] for row in rows]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "target": 2,
-        "evaluator": 2,
-        "embedder": 1,
-        "prior": 1,
-        "attack": 9,
-        "release": 2,
+def photographs(root):
+    """Three private people with five pictures each and three public ones, as files; of the private ones the lines of a table whose second column never varies."""
+    lines = []
+    for side, first in (("private", 0), ("public", 50)):
+        for person in range(first, first + 3):
+            pixels, _ = photograph(0, torch.full((5,), person), torch.arange(5), 16)
+            (root / side / f"person {person}").mkdir(parents=True)
+            for number, image in enumerate(pixels):
+                name = f"person {person}/{number}.png"
+                (root / side / name).write_bytes(sheet_of(image[None] / 255))
+                lines += [f"{name},{number % 2},1"] if side == "private" else []
+    return lines
+
+
+def test_attributes_that_never_vary_are_told_before_anything_is_computed(tmp_path):
+    lines = photographs(tmp_path)
+    (tmp_path / "table.csv").write_text("\n".join(["picture,own,same", *lines]))
+    data = {
+        "name": "folder",
+        "private": tmp_path / "private",
+        "public": tmp_path / "public",
+        "size": 16,
+        "attributes": tmp_path / "table.csv",
     }
+
+    def told(*attributes):
+        return feature_problems(
+            feature_experiments(TOY | {"data": data, "judging": {"pictures": 1}, "target": {**TOY["target"], "attributes": attributes}})
+        )
+
+    assert told("all") == told("own") == []
+    assert told("same") == [
+        "target: attributes: all private pictures have the same same, so nothing can be learned or measured: name one that varies, or mend the table in data.attributes"
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["picture,own,same", *lines[1:]]))
+    assert told("all")[0].startswith(f"data: {tmp_path / 'table.csv'} says nothing of 1 of 15 private pictures: person 0/0.png")
+
+
+def test_victims_who_are_all_alike_are_told_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_pipeline, "attributes_in", lambda images, names: torch.ones(len(images), len(names)))
+    with pytest.raises(
+        DataError,
+        match=r"each of 17 attributes has the same answer for all 6 pictures: .* take more people or pictures \(judging\.identities",
+    ):
+        run_features(FeatureExperiment.parse(TOY), Store(tmp_path))
+    assert set(made(tmp_path)) == {"split"}
+
+
+def test_a_problem_of_part_of_a_grid_comes_with_its_place():
+    grid = TOY | {"grid": {"seed": [0], "defenses": [[], [{**CRAFT, "beta": -1.0}], [{**CRAFT, "beta": 3.0}]], "target.epochs": [1, 2]}}
+    with pytest.raises(ConfigError) as caught:
+        feature_experiments(grid)
+    label = "seed=0, crafter(beta=-1.0, steps=2, inner_steps=2, terms=2, critic_steps=1, index_steps=2, first_steps=2, batch=4), target.epochs=1"
+    assert caught.value.problems == (
+        f"defenses[0].beta: expected at least 0, got -1.0; the default is 2.0 (in the grid's {label!r} and 1 more)",
+    )
+    with pytest.raises(ConfigError) as caught:
+        feature_experiments(grid | {"split": {"test": 2.0}})
+    assert "split.test: expected less than 1, got 2.0; the default is 0.2" in caught.value.problems  # which is everywhere
+
+
+def test_no_cut_cannot_be_said_by_a_word(config):
+    done = call("check", config, "--set", "target.cut=none")
+    assert done.exit_code == 2
+    message = (
+        "target.cut: 'none' names no layer; name one, such as \"stage1\", or audit the whole model: with a config that has no target.cut"
+    )
+    assert message in done.stderr
 
 
 def test_experiments_of_one_run_share_their_scale():
@@ -268,7 +336,7 @@ def test_the_commands(finished, config, tmp_path):
     assert done.exit_code == 1, done.output  # a toy attack proves nothing
     assert "VACUOUS" in done.output + done.stderr
     assert (tmp_path / "run" / "report.html").is_file()
-    checked = call("check", config, "--store", store)
+    checked = call("check", config, "--store", store, "--json")
     assert checked.exit_code == 0, checked.output
     assert "crafter for 6 pictures" in checked.output
     several = call("protect", config, "--store", store, "--out", tmp_path / "split")
@@ -296,9 +364,46 @@ def test_the_commands(finished, config, tmp_path):
     assert call("release", tmp_path, album, "--out", tmp_path / "other.safetensors").exit_code == 2
 
 
-def feature_pipeline_png(number: int) -> bytes:
-    from frostglass.files import sheet_of
+def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_path):
+    """Too few public pictures for an embedder, evaluators that cannot be, another experiment of the grid with a cut that is none."""
+    changes = (
+        "data.public_images=1",
+        "evaluators.0.model=nothing",
+        "embedder.model=nothing",
+        "grid.defenses=[[]]",
+        "attacker_prior={name='pretrained'}",
+    )
+    settings = [word for change in changes for word in ("--set", change)]
+    done = call(
+        "protect", config, "--store", tmp_path / "store", "--out", tmp_path / "split", "--only", "undefended, decoder", "--json", *settings
+    )
+    assert done.exit_code == 0, done.stderr
+    assert set(made(tmp_path / "store")) == {"split", "target", "release"}
+    # What it does need it still asks for.
+    for more, message in (
+        ("target.cut=nowhere", "no layer named 'nowhere'"),
+        ("judging.pictures=9", "pictures is 9"),
+        ("target.start=public", "needs at least 2 of them"),
+    ):
+        done = call(
+            "protect",
+            config,
+            "--store",
+            tmp_path / "store",
+            "--out",
+            tmp_path / "other",
+            "--only",
+            "undefended, decoder",
+            *settings,
+            "--set",
+            more,
+        )
+        assert done.exit_code == 2
+        assert message in done.stderr
+    assert call("run", config, "--store", tmp_path / "store", "--out", tmp_path / "run", *settings).exit_code == 2
 
+
+def feature_pipeline_png(number: int) -> bytes:
     return sheet_of(torch.rand(1, 3, 20, 20, generator=torch.Generator().manual_seed(number)))
 
 

@@ -73,7 +73,7 @@ def make_run(
     """A run folder, written by the code that writes real ones, of audits that went as told.
 
     Each audit may tell `defenses`, `attack`, `case`, `similarity`, `blind`, `control` (similarity in the positive control, None for no control), `hits`, `mcc`,
-    `auc`, `plain` (MCC of plain features), `noted` (by the protection), `moved`, `cut`, `shape`, `model`, `lda`, `label`. Those alike in all but the attack share what was released.
+    `auc`, `plain` (MCC of plain features), `partial` (people of whom no search came to its end), `noted` (by the protection), `moved`, `cut`, `shape`, `model`, `lda`, `label`. Those alike in all but the attack share what was released.
     """
     names = tuple(names) or tuple(f"person {place}" for place in range(people))
     dice = torch.Generator().manual_seed(1)
@@ -121,7 +121,7 @@ def make_run(
                 rows=Rows(rows.labels, rows.columns, key=f"{name}{place}"),
                 utility=useful(told.get("mcc", 0.61), told.get("auc", 0.85)), plain=useful(told.get("plain", told.get("mcc", 0.61)), 0.85),
                 facts={"deviation": 0.1, "relative_deviation": told.get("moved", 0.0), "feature_shape": list(told.get("shape", SHAPE)), "lda": told.get("lda", 1.25), "emd": 3.5, "emd_floor": 2.25},
-                controls=judge_features(rows, blind, control, scale, margin=0.2, evaluators=evaluators),
+                controls=judge_features(rows, blind, control, scale, margin=0.2, evaluators=evaluators, partial=told.get("partial", 0)),
             )
         )  # fmt: skip
         names_of = " + ".join(defense["name"] for defense in told.get("defenses", [])) or "undefended"
@@ -194,7 +194,8 @@ def test_the_strongest_sound_attack_counts(tmp_path):
     assert "the strongest sound one counts: unprotected (search), Crafter (decoder)." in text
     # What a vacuous audit finds is found all the same.
     assert "On Crafter a vacuous audit (A1) scores more than the strongest sound one, 0.41: a leak is a leak all the same." in page.text
-    assert "These audits are vacuous and prove nothing: Crafter · A1" in page.text
+    reason = "the same attack does not rebuild people from unprotected features (similarity above blind draws"
+    assert f"These audits are vacuous and prove nothing: Crafter · A1 ({reason}" in page.text
     assert "VACUOUS" not in page.text
 
 
@@ -272,6 +273,19 @@ def test_no_control_is_vacuous_and_a_leak_stays_a_leak(tmp_path):
         sentences[2]
         == f"A high number is a leak all the same: a similarity of {told(scores_of(tmp_path)[0]['similarity'])} for unprotected · decoder."
     )
+
+
+def test_each_reason_is_told_with_the_attacks_it_holds_for(tmp_path):
+    audits = [{**FAILED, "case": "A"}, {**OPEN, "case": "B", "control": None}, {**OPEN, "case": "C", "partial": 4}, {**FAILED, "case": "D"}]
+    page = page_of(tmp_path, audits)
+    assert page.sentences[0] == (
+        "This audit is VACUOUS: the attack fails even on unprotected features, so its failure on any others proves nothing (A and D); "
+        "no positive control was run, so a failed attack cannot be told from a good protection (B); "
+        "the search broke off for most people, so a low number says nothing of the features (C)."
+    )
+    assert "the search broke off for 4 of 6 people" in page.text
+    alone = page_of(tmp_path / "alone", [{**OPEN, "partial": 4}]).sentences[0]
+    assert alone == "This audit is VACUOUS: the search broke off for most people, so a low number says nothing of the features."
 
 
 def test_a_blind_embedder_makes_every_similarity_worthless(tmp_path):
@@ -706,7 +720,7 @@ def broken_run(folder: Path, what: str) -> Path:
         ("float pictures", DataError, r"victims is torch\.float32 \(6, 2, 3, 8, 8\), expected grey or colour pictures as bytes"),
         ("fewer people", DataError, r"has victims' pictures \(5, 2\) for 6 people with 2 each: run again"),
         ("odd tries", DataError, r"audit 'crafter' rebuilt 1 pictures of each of 6 people, expected a multiple of 2 of 6: run again"),
-        ("nan", DataError, r"is damaged \(audits\.1\.scores\.similarity\.value: input should be a finite number"),
+        ("nan", DataError, r"is damaged \(audits\.1\.scores\.similarity\.value: expected a finite number"),
         ("other score", DataError, r"rows\.csv does not belong to its run\.json \(audit 'crafter'\)"),
         ("other ssim", DataError, r"rows\.csv does not belong to its run\.json \(audit 'crafter'\)"),
         ("no judge", DataError, r"has no top1_2 for audit 'crafter'"),

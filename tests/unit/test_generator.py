@@ -283,9 +283,9 @@ def test_trying_leaves_no_trace():
         ),
         ({"source": "onnx:"}, "source: expected onnx:FILE"),
         ({"range": [1, 1]}, "range: expected two different numbers, for black and for white, got 1 and 1"),
-        ({"range": [0, math.inf]}, "range.1: input should be a finite number"),
+        ({"range": [0, math.inf]}, "range.1: expected a finite number"),
         ({"weights": "w.safetensors"}, "weights: onnx:gen.onnx brings its own: leave them out, or name a function as source"),
-        ({"size": 0}, "size: input should be greater than or equal to 1"),
+        ({"size": 0}, "size: expected at least 1"),
     ],
 )
 def test_bad_parameters(stated, message):
@@ -636,7 +636,7 @@ def test_a_config_is_checked_and_run_with_it(here):
         (("--prior", "onnx:gen.onnx"), "--prior needs --latent: what the generator takes, such as --latent normal:512"),
         ((*OWN, "--range", "1"), "--range: expected what the generator puts out for black and white, such as -1:1 or 0:255, got '1'"),
         ((*OWN, "--range", ""), "--range: expected what the generator puts out for black and white"),
-        ((*OWN, "--range", "nan:1"), "prior.range.0: input should be a finite number"),
+        ((*OWN, "--range", "nan:1"), "prior.range.0: expected a finite number"),
         ((*OWN, "--range", "1:1"), "prior.range: expected two different numbers"),
         (("--prior", "gen.onnx", "--latent", "normal:6"), "prior.source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got 'gen.onnx'"),
         (("--prior", "onnx:gen.onnx", "--latent", "6"), "prior.latent: expected a kind (normal, uniform, sphere) and a shape"),

@@ -113,7 +113,7 @@ def test_queries_are_counted():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match=r"keep .6. must not exceed candidates · draws .5."):
         Kedmi(keep=6)
-    with pytest.raises(ConfigError, match="clamp: input should be 'off', 'log' or 'forward', got 'backward'"):
+    with pytest.raises(ConfigError, match="clamp: expected 'off', 'log' or 'forward', got 'backward'"):
         Kedmi(clamp="backward")
     with pytest.raises(ConfigError, match="log_variance"):
         Kedmi(log_variance=5)

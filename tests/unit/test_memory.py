@@ -223,7 +223,7 @@ def test_a_stylegan_that_is_read_is_not_trained(monkeypatch):
     read, trained = (
         experiments(TINY | {"prior": {"name": "stylegan2"} | more, "attack": {"name": "ppa"}})[0][1] for more in ({"weights": "w"}, {})
     )
-    assert cost._prior_work(read.prior, (3, 16, 16), 4, 80, cost.Once()) == ("load weights", 0.5)
+    assert cost.prior_work(read.prior, (3, 16, 16), 4, 80, cost.Once()) == ("load weights", 0.5)
     assert cost._look_seconds(read.attack, read, 4, cost.Once()) == pytest.approx(0.504)
     assert not trained.prior.ready
 

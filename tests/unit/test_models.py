@@ -293,6 +293,11 @@ def test_named_layers_are_used_as_given():
 
 def test_classes_by_number_get_names():
     assert wrap(flat(nn.Linear(PIXELS, 3)), classes=3, image_shape=SHAPE).classes == ("0", "1", "2")
+    for thing, told in ((torch.relu, "<built-in method relu"), (nn.Linear, "<class 'torch.nn.modules.linear.Linear'>"), (None, "None")):
+        with pytest.raises(
+            ModelError, match=f"^expected a torch.nn.Module to wrap, got {told}.*: a function is called by the forward of a small module"
+        ):
+            wrap(thing, classes=5, image_shape=SHAPE)
 
 
 def test_taps_of_shallow_networks():

@@ -383,7 +383,7 @@ def attribute(path, name, value):
         (attribute("synthesis.b16.conv1", "conv_clamp", np.float64(256)), "conv_clamp of synthesis.b16.conv1 is a Opaque and no number"),
         (
             attribute("synthesis.b16.conv1", "conv_clamp", -1),
-            r"its sizes are none of a StyleGAN2 \(StyleSettings: clamp: input should be greater",
+            r"its sizes are none of a StyleGAN2 \(StyleSettings: clamp: expected more than",
         ),
         (attribute("synthesis.b8.conv1", "_modules", [1]), "_modules of a SynthesisLayer is no dict of names"),
         (attribute("synthesis.b8.conv1", "_buffers", {"x": 3}), r"x in synthesis.b8.conv1 is no tensor"),

@@ -966,7 +966,7 @@ def broken_run(folder: Path, what: str) -> Path:
         ("short rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
         ("more rows", DataError, r"has 41 rows where its run\.json explains 40"),
         ("other rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'undefended'\)"),
-        ("nan", DataError, r"is damaged \(audits\.1\.scores\.top1_1\.value: input should be a finite number"),
+        ("nan", DataError, r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number"),
         ("other score", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
         ("no judge", DataError, r"has no top1_2 for audit 'calor'"),
         ("no controls", DataError, r"has no controls for audit 'calor'"),

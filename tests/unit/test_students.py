@@ -230,7 +230,7 @@ def test_what_cannot_be_is_refused():
         Students(base={"name": "wgam"})
     with pytest.raises(ConfigError, match=r"Students: base: Wgan: widht: no such parameter; did you mean 'width'\?"):
         Students(base={"name": "wgan", "widht": 3})
-    with pytest.raises(ConfigError, match="Students: base: Wgan: width: input should be greater than or equal to 4, got 3"):
+    with pytest.raises(ConfigError, match="Students: base: Wgan: width: expected at least 4, got 3"):
         Students(base={"name": "wgan", "width": 3})
     for base in ({}, {"name": "students"}, {"name": 3}):
         with pytest.raises(ConfigError, match=r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; got \{"):

@@ -415,11 +415,11 @@ def test_parameters_of_whole_networks_by_hand(size, base, layers):
     ("given", "message"),
     [
         ({"resolution": 48}, "resolution: expected a power of two, got 48"),
-        ({"resolution": 4}, "resolution: input should be greater than or equal to 8"),
-        ({"resolution": 2048}, "resolution: input should be less than or equal to 1024"),
-        ({"resolution": 64, "colours": 2}, "colours: input should be 1 or 3"),
+        ({"resolution": 4}, "resolution: expected at least 8"),
+        ({"resolution": 2048}, "resolution: expected at most 1024"),
+        ({"resolution": 64, "colours": 2}, "colours: expected 1 or 3"),
         ({"resolution": 64, "channel_base": 32}, "channel_base: 32 leaves no channel at 64 pixels: raise it"),
-        ({"resolution": 64, "clamp": math.inf}, "clamp: input should be a finite number"),
+        ({"resolution": 64, "clamp": math.inf}, "clamp: expected a finite number"),
     ],
 )
 def test_settings_that_cannot_be(given, message):

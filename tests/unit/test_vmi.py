@@ -135,7 +135,7 @@ def test_queries_are_counted_and_foretold():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match=r"keep .9. must not exceed candidates · draws .5."):
         small(keep=9)
-    with pytest.raises(ConfigError, match="q: input should be 'gaussian', 'mixture' or 'flow', got 'glow'"):
+    with pytest.raises(ConfigError, match="q: expected 'gaussian', 'mixture' or 'flow', got 'glow'"):
         small(q="glow")
     with pytest.raises(ConfigError, match="gamma"):
         small(gamma=-1.0)

@@ -7,32 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from frostglass.cli.progress import Bars
-from frostglass.cli.work import check_device, check_writable, console, run_folder
+from frostglass.cli.work import check_machine, check_writable, conclude, console, prepare, print_costs, run_folder
 from frostglass.data.folder import pictures_in
 from frostglass.data.images import read_images
-from frostglass.errors import ConfigError, RunError
+from frostglass.errors import ConfigError
 from frostglass.experiments.client import Client, split_model
-from frostglass.experiments.feature_cost import feature_problems, feature_steps
+from frostglass.experiments.feature_cost import feature_problems
+from frostglass.experiments.feature_estimate import feature_estimate
 from frostglass.experiments.feature_grid import feature_summary, run_all_features, write_feature_run
-from frostglass.experiments.feature_pipeline import Pictures, device_of_experiment, usefulness, victims_of
+from frostglass.experiments.feature_pipeline import Pictures, device_of_experiment, usefulness, victims_of_experiment
 from frostglass.experiments.features import FeatureExperiment, feature_experiments
 from frostglass.experiments.pipeline import SPLIT, fingerprint
 from frostglass.experiments.store import Event, Store
 from frostglass.files import Work, write_tensors
 from frostglass.registry import nearest
-from frostglass.report.features import build_feature_report
 
 
 def ready(settings: dict[str, Any], store: Path) -> list[tuple[str, FeatureExperiment]]:
     """The experiments of a config, after everything that can be refused without computing has been."""
     chosen = feature_experiments(settings)
-    Store(store)
-    check_writable("--store", store)
-    check_device()
+    check_machine(store)
     if found := feature_problems(chosen):
         raise ConfigError(found)
     return chosen
@@ -42,26 +39,11 @@ def run_feature_settings(
     settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None, redact: bool
 ) -> None:
     """Run a config about split models, write its run folder and report, print the scores; fails when an audit proves nothing."""
-    if threads:
-        torch.set_num_threads(threads)
+    prepare(threads)
     folder = run_folder(out, ready(settings, store)[0][1].name)
     with Bars() as bars:
         result = run_all_features(settings, Store(store, listener=bars))
-    try:
-        write_feature_run(result, folder)
-    except OSError as error:
-        raise RunError(f"cannot write {folder} ({error.strerror}): what was computed is in {store}; give another --out") from error
-    page = build_feature_report([folder], folder / "report.html", redact=redact)
-    facts = feature_summary(result)
-    if as_json:
-        print(json.dumps(facts | {"report": str(page)}))
-    else:
-        _print_scores(facts)
-        print(f"report: {page}")
-    if result.failed or result.vacuous:
-        raise RunError(
-            "; ".join([*(f"FAILED: {reason}" for reason in result.failed), *(f"VACUOUS: {reason}" for reason in result.vacuous)])
-        )
+    conclude(result, folder, store, write_feature_run, feature_summary, _print_scores, as_json=as_json, redact=redact)
 
 
 def _print_scores(facts: dict[str, Any]) -> None:
@@ -110,25 +92,14 @@ def _print_scores(facts: dict[str, Any]) -> None:
 
 
 def check_feature_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
-    """Parse a config about split models and say what it would run; a config with problems raises them all."""
-    rows = feature_steps(ready(settings, store))
-    if as_json:
-        print(json.dumps({"steps": rows}))
-        return
-    table = Table(title="what this config would run", title_justify="left")
-    for column in ("step", "for", "work"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row["step"], row["label"], row["work"])
-    console(110).print(table)
-    print("time and memory of audits of features are not estimated")
+    """Parse a config about split models and estimate its cost; a config with problems raises them all."""
+    print_costs(feature_estimate(ready(settings, store), Store(store)), as_json=as_json)
 
 
 def protect_settings(settings: dict[str, Any], store: Path, out: Path, label: str | None, *, as_json: bool, threads: int | None) -> None:
     """Train the split model of a config, or find it in the store, and write its two halves: a client that protects and a server that answers."""
-    if threads:
-        torch.set_num_threads(threads)
-    chosen = dict(ready(settings, store))
+    prepare(threads)
+    chosen = dict(feature_experiments(settings))
     if label is None and len(chosen) > 1:
         raise ConfigError(
             f"the config has {len(chosen)} experiments, and one can be shipped: name it with --only; there are {'; '.join(chosen)}"
@@ -136,15 +107,18 @@ def protect_settings(settings: dict[str, Any], store: Path, out: Path, label: st
     if label is not None and label not in chosen:
         raise ConfigError(f"--only: no experiment named {label!r}; {nearest(label, chosen)}")
     exp = chosen[label] if label is not None else next(iter(chosen.values()))
+    check_machine(store)
     check_writable("--out", out)
     for part in ("client", "server"):
         if (out / part).exists():
             raise ConfigError(f"{out / part} is there already: give another --out, or remove it")
+    if found := feature_problems([(exp.name, exp)], shipped=True):
+        raise ConfigError(found)
     with Bars() as bars:
         kept = Store(store, listener=bars)
         split = kept.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=exp.seed)
+        _, victims = victims_of_experiment(exp, split)
         device = device_of_experiment(exp, kept, split)
-        _, victims = victims_of(split, exp.judging.identities, exp.judging.pictures)
         useful, plain, facts = usefulness(device, victims, device.release(Pictures.of(victims.floats())))
     client, server = split_model(device.target, device.protection, prior=device.prior, amortizer=device.amortizer)
     client = replace(client, crop=getattr(exp.data, "crop", client.crop))
@@ -169,8 +143,7 @@ def protect_settings(settings: dict[str, Any], store: Path, out: Path, label: st
 
 def release_features(client: Path, pictures: Path, out: Path, *, seed: int, as_json: bool, threads: int | None) -> None:
     """Protect the pictures of a folder with a saved client; a call that was stopped goes on where it was."""
-    if threads:
-        torch.set_num_threads(threads)
+    prepare(threads)
     if out.exists():
         raise ConfigError(f"{out} is there already: give another --out, or remove it")
     check_writable("--out", out.parent)

@@ -144,10 +144,13 @@ def release(
 
 @app.command(name="list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="datasets, models, defenses, priors, attacks, feature_attacks or metrics.")],
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="datasets, models, defenses, priors, attacks, feature_attacks or metrics; all of them if not given."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what exists of a kind."""
+    """List what exists, or what exists of a kind."""
     from frostglass.cli.work import list_kind
 
     list_kind(kind, as_json=as_json)

@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -17,16 +18,17 @@ from rich.table import Table
 
 from frostglass.cli.progress import Bars
 from frostglass.errors import ConfigError, RunError
-from frostglass.experiments.catalogue import describe, entries
+from frostglass.experiments.catalogue import KINDS, describe, entries
 from frostglass.experiments.config import Experiment, experiments
 from frostglass.experiments.cost import estimate, problems
 from frostglass.experiments.features import is_about_features
-from frostglass.experiments.grid import run_all, summary, versions, write_run
+from frostglass.experiments.grid import A, Run, run_all, summary, versions, write_run
 from frostglass.experiments.store import Store
 from frostglass.priors.nvidia import KIND, convert_stylegan2
 from frostglass.registry import nearest
 from frostglass.report.build import build_report
-from frostglass.runtime import default_device
+from frostglass.report.runs import FILES
+from frostglass.runtime import default_device, keep_memory
 
 
 def demo_settings() -> dict[str, Any]:
@@ -36,6 +38,13 @@ def demo_settings() -> dict[str, Any]:
     return tomllib.loads(resources.files("frostglass.experiments").joinpath("demo.toml").read_text())
 
 
+def prepare(threads: int | None) -> None:
+    """What this process does before long work."""
+    keep_memory()
+    if threads:
+        torch.set_num_threads(threads)
+
+
 def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None, redact: bool) -> None:
     """Run a config, write its run folder and report, print the scores; fails when an audit proves nothing."""
     if is_about_features(settings):
@@ -43,21 +52,35 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
 
         run_feature_settings(settings, store, out, as_json=as_json, threads=threads, redact=redact)
         return
-    if threads:
-        torch.set_num_threads(threads)
+    prepare(threads)
     folder = run_folder(out, _ready(settings, store)[0][1].name)
     with Bars() as bars:
         result = run_all(settings, Store(store, listener=bars))
+    conclude(result, folder, store, write_run, summary, _print_scores, as_json=as_json, redact=redact)
+
+
+def conclude(
+    result: Run[A],
+    folder: Path,
+    store: Path,
+    write: Callable[[Run[A], Path], Path],
+    summarise: Callable[[Run[A]], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+    *,
+    as_json: bool,
+    redact: bool,
+) -> None:
+    """Write what a run of any kind found, with its report, and print it; fails when an audit failed or proves nothing."""
     try:
-        write_run(result, folder)
+        write(result, folder)
     except OSError as error:
         raise RunError(f"cannot write {folder} ({error.strerror}): what was computed is in {store}; give another --out") from error
     page = build_report([folder], folder / "report.html", redact=redact)
-    facts = summary(result)
+    facts = summarise(result)
     if as_json:
         print(json.dumps(facts | {"report": str(page)}))
     else:
-        _print_scores(facts)
+        show(facts)
         print(f"report: {page}")
     if result.failed or result.vacuous:
         raise RunError(
@@ -68,12 +91,17 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
 def _ready(settings: dict[str, Any], store: Path) -> list[tuple[str, Experiment]]:
     """The experiments of a config, after everything that can be refused without computing has been."""
     chosen = experiments(settings)
-    Store(store)
-    check_writable("--store", store)
-    check_device()
+    check_machine(store)
     if found := problems(chosen):
         raise ConfigError(found)
     return chosen
+
+
+def check_machine(store: Path) -> None:
+    """Refuse a store that cannot be used, and a device that is not there."""
+    Store(store)
+    check_writable("--store", store)
+    check_device()
 
 
 def check_device() -> None:
@@ -90,7 +118,17 @@ def run_folder(out: Path | None, name: str) -> Path:
         raise ConfigError(f"name: expected letters, digits, spaces, '.', '+' or '-', because the run's folder is named so; got {name!r}")
     folder = out or Path("runs") / name
     check_writable("--out", folder)
+    if strange := _not_of_a_run(folder):
+        raise ConfigError(f"--out {folder} holds other things than a run, such as {strange}: give a new folder, or that of an earlier run")
     return folder
+
+
+def _not_of_a_run(folder: Path) -> str:
+    """The name of something in a folder that no run wrote; "" if there is nothing, or if it lies beside a whole run."""
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")) if folder.is_dir() else []
+    if set(FILES) <= set(names):
+        return ""
+    return next((name for name in names if name not in FILES or name == "run.json"), "")  # that comes last; what a killed run left has none
 
 
 def check_writable(option: str, folder: Path) -> None:
@@ -159,7 +197,11 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
 
         check_feature_settings(settings, store, as_json=as_json)
         return
-    costs = estimate(_ready(settings, store), Store(store))
+    print_costs(estimate(_ready(settings, store), Store(store)), as_json=as_json)
+
+
+def print_costs(costs: dict[str, Any], *, as_json: bool) -> None:
+    """What a config would run, how long that takes and how much memory."""
     if as_json:
         print(json.dumps(costs))
         return
@@ -181,10 +223,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def list_kind(kind: str, *, as_json: bool) -> None:
-    found = entries(kind)
+def list_kind(kind: str | None, *, as_json: bool) -> None:
+    found = [entry for each in ([kind] if kind else KINDS) for entry in entries(each)]
     if as_json:
         print(json.dumps(found))
+        return
+    if kind is None:
+        for each in KINDS:
+            print(f"{each:<16} {', '.join(entry['name'] for entry in found if entry['kind'] == each)}")
+        print("frostglass list KIND says what each is, frostglass show NAME all about one")
         return
     for entry in found:
         print(f"{entry['name']:<16} {entry['summary']}")

@@ -1,7 +1,7 @@
 """Attributes of pictures from a table in a file: a line a picture, a column an attribute."""
 
 import csv
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ YES, NO = {"1", "true", "yes"}, {"0", "-1", "false", "no"}
 
 
 class Attributes:
-    """What a table says of pictures, which it names by their path inside a folder, or by the file's name alone where that is the only one.
+    """What a table says of pictures, which it names by their path inside the private or public folder, or by the file's name alone if no other picture has it.
 
     Takes CSV whose first line names the attributes behind a first column for the picture, and the layout of CelebA's `list_attr_celeba.txt`: a count, the
     names, then lines of a file's name and values, all separated by spaces. Values are 1 or 0, 1 or -1, true or false.
@@ -31,26 +31,40 @@ class Attributes:
         for number, row in enumerate(rows, len(lines) - len(rows) + 1):
             values = [value.strip().lower() for value in row[1:]]
             if len(values) != len(self.names) or not set(values) <= YES | NO:
-                odd = next((value for value in values if value not in YES | NO), f"{len(values)} values")
+                odd = next((repr(value) for value in values if value not in YES | NO), f"{len(values)} value{'s' * (len(values) != 1)}")
                 raise DataError(
-                    f"{path}, line {number}: expected a picture and {len(self.names)} values of 1 or 0 (or -1), got {odd!r}: mend that line"
+                    f"{path}, line {number}: expected a picture and {len(self.names)} values of 1 or 0 (or -1), got {odd}: mend that line"
                 )
             if self._rows.setdefault(row[0].strip(), values) != values:
                 raise DataError(f"{path}, line {number}: says otherwise of {row[0]!r} than an earlier line: keep one of the two")
 
-    def of(self, files: list[str]) -> Tensor:
-        """Attributes bool (N, A) of pictures, named by their paths inside their folder."""
-        alone = Counter(Path(file).name for file in files)
-        found, missing = [], []
-        for file in files:
-            name = Path(file).name
-            row = self._rows.get(file) or (self._rows.get(name) if alone[name] == 1 else None)
-            found.append([value in YES for value in row or ["0"] * len(self.names)])
-            if row is None:
-                missing.append(file)
-        if missing:
-            raise DataError(f"{self.path} says nothing of {len(missing)} of {len(files)} pictures: {listed(missing)}; add a line for each")
-        return torch.tensor(found, dtype=torch.bool).reshape(len(files), len(self.names))
+    def of(self, private: list[str], public: list[str]) -> tuple[Tensor, Tensor | None]:
+        """Attributes bool (N, A) of private and of public pictures, named by their paths inside their folders; None if no line is about a public one."""
+        called: dict[str, list[str]] = defaultdict(list)
+        for file in [*private, *public]:
+            called[_name(file)].append(file)
+        for name, files in called.items():
+            # A loose picture's name is its path, and the line its own; of the others with that name it says nothing.
+            if len(files) > 1 and name in self._rows and (meant := [file for file in files if file not in self._rows]):
+                raise DataError(
+                    f"{self.path}: the line of {name!r} could be about {len(files)} pictures, {listed(files)}: name each by its path, such as {meant[0]}"
+                )
+        rows = [[self._rows.get(file) or self._rows.get(_name(file)) for file in files] for files in (private, public)]
+        if absent := [file for file, row in zip(private, rows[0], strict=True) if row is None]:
+            raise DataError(
+                f"{self.path} says nothing of {len(absent)} of {len(private)} private pictures: {listed(absent)}; add a line for each"
+            )
+        absent = [file for file, row in zip(public, rows[1], strict=True) if row is None]
+        if len(absent) not in (0, len(public)):
+            raise DataError(
+                f"{self.path} says nothing of {len(absent)} of {len(public)} public pictures: {listed(absent)}; add a line for each, or remove the lines "
+                'of all public ones, which only target.start = "public" needs'
+            )
+        return self._table(rows[0]), None if absent else self._table(rows[1])
+
+    def _table(self, rows: list[list[str] | None]) -> Tensor:
+        told = [[value in YES for value in row] for row in rows if row is not None]
+        return torch.tensor(told, dtype=torch.bool).reshape(len(told), len(self.names))
 
 
 def _lines(path: Path) -> list[list[str]]:
@@ -66,6 +80,10 @@ def _lines(path: Path) -> list[list[str]]:
     if len(lines) < 2 or (_is_count(lines[0]) and len(lines) < 3):
         raise DataError(f"{path} holds no table: expected a line that names the attributes and one for each picture")
     return lines
+
+
+def _name(file: str) -> str:
+    return file.rpartition("/")[2]
 
 
 def _is_count(line: list[str]) -> bool:

@@ -29,7 +29,8 @@ class Folder:
     is cropped ("centre": the largest centred square; "none": squeezed whole) and resized to `size`, grey or colour by `channels`.
 
     `attributes` is a table that says of each picture what it shows, for models that tell attributes: CSV with a first line of names, `picture,glasses,smiling`, and
-    a line for each picture with 1 or 0, or CelebA's `list_attr_celeba.txt`. Pictures are named by their path inside `private` or `public`, or by the file's name alone.
+    a line for each picture with 1 or 0, or CelebA's `list_attr_celeba.txt`. Pictures are named by their path inside `private` or `public`, or by the file's name alone
+    if no other picture on either side has it. Every private picture needs a line; public ones need theirs only if the target's training begins with them (`start`).
     """
 
     private: Path
@@ -59,8 +60,14 @@ class Folder:
         ]
 
     def attribute_names(self) -> tuple[str, ...]:
-        """The attributes that pictures come with; none without a table of them."""
-        return Attributes(self.attributes).names if self.attributes else ()
+        """The attributes that pictures come with; none without a table of them, and one that does not fit the pictures is refused."""
+        told, *_ = self._told(_catalogue(self.private), _catalogue(self.public))
+        return told
+
+    def constant_attributes(self) -> tuple[str, ...]:
+        """Those that all private pictures have, or none: nothing can be learned of them."""
+        names, marks, _ = self._told(_catalogue(self.private), _catalogue(self.public))
+        return () if marks is None else tuple(name for name, mark in zip(names, marks.T, strict=True) if mark.all() or not mark.any())
 
     def tables(self) -> tuple[Images, Images]:
         private, public = _catalogue(self.private), _catalogue(self.public)
@@ -69,12 +76,18 @@ class Folder:
                 log.warning("%s: passed over %d files without an image suffix: %s", side.root, len(side.others), listed(side.others))
         if not private.names:
             raise DataError(f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it")
+        names, ours, theirs = self._told(private, public)  # first: reading pictures takes longer
         # One call for both sides, so that one error names all bad files.
-        told = Attributes(self.attributes) if self.attributes else None
-        tables = private.attributes(told), public.attributes(told)  # first: reading pictures takes longer
         pixels = read_images(private.files + public.files, size=self.size, channels=self.channels, crop=self.crop)
         parts = pixels[: len(private.files)], pixels[len(private.files) :]
-        return private.table(parts[0], *tables[0]), public.table(parts[1], *tables[1])
+        return private.table(parts[0], ours, names), public.table(parts[1], theirs, names)
+
+    def _told(self, private: "_Catalogue", public: "_Catalogue") -> tuple[tuple[str, ...], torch.Tensor | None, torch.Tensor | None]:
+        """The names of attributes, and which of them private and public pictures have; None without a table, or where it leaves public ones out."""
+        if self.attributes is None:
+            return (), None, None
+        table = Attributes(self.attributes)
+        return table.names, *table.of(private.sources, public.sources)
 
 
 class _Catalogue(NamedTuple):
@@ -88,13 +101,10 @@ class _Catalogue(NamedTuple):
     def sources(self) -> list[str]:
         return [file.relative_to(self.root).as_posix() for file in self.files]
 
-    def attributes(self, table: Attributes | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-        return (None, ()) if table is None else (table.of(self.sources), table.names)
-
     def table(self, pixels: torch.Tensor, attributes: torch.Tensor | None, names: tuple[str, ...]) -> Images:
         return Images(
             pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=tuple(self.sources),
-            attributes=attributes, attribute_names=names,
+            attributes=attributes, attribute_names=() if attributes is None else names,
         )  # fmt: skip
 
 

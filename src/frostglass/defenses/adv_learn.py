@@ -127,7 +127,7 @@ class AdvLearn(Defense):
             return None
         if self.needs and perceptual is None:
             raise ConfigError(
-                "adv_learn compares pictures by a perceptual network, and none is given: set [perceptual], or its weights to 0"
+                "adv_learn compares pictures by a perceptual network, and none is given: pass perceptual=..., or set its weights to 0"
             )
         judge = _still(perceptual) if self.needs and perceptual else None
 

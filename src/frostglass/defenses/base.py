@@ -1,6 +1,6 @@
 """A defense is a set of optional hooks into training; every hook does nothing unless a defense overrides it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.files import Work
+from frostglass.priors.base import Prior
 from frostglass.priors.knowledge import Asset, Knowledge
 from frostglass.registry import Registry
-from frostglass.types import Images, Target
+from frostglass.types import Images, Shape, Target
 
 defenses = Registry("defense", "frostglass.defenses")
 
@@ -169,6 +170,14 @@ class Defense:
     def release(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, *, seed: int, work: Work) -> Release:
         """The features to let out for pictures; needs `releases`. What is finished is kept in `work`, so that a release that was stopped goes on."""
         raise TypeError(f"{type(self).__name__} must define release()")
+
+    def misfits(self, image_shape: Shape, pictures: int, prior: Prior | None) -> list[str]:
+        """Everything that keeps `release` from protecting so many pictures of this shape with this prior; nothing is computed."""
+        return []
+
+    def efforts(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, pictures: int) -> Iterator[tuple[Callable[[], Any], float]]:
+        """Pieces of the work of `release`, to be timed on a few images, and how often each is done for so many pictures."""
+        yield from ()
 
     def modes(self, target: Target) -> None:
         """Put layers out of training mode again, at the start of each epoch."""

@@ -1,6 +1,7 @@
 """Crafter: features from which an inversion rebuilds nobody in particular."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +11,8 @@ from frostglass.checks import parameters
 from frostglass.defenses.base import defenses
 from frostglass.defenses.crafting import LOOK, NEXT_POWER, Craft, Crafting, reciprocal
 from frostglass.defenses.implicit import Product, Solved, conjugate_gradient, hypergradient, largest_curvature, neumann
+
+SHORT, LONG = 2, 6  # terms of series that are timed instead of a longer one
 
 
 @defenses.register
@@ -67,6 +70,12 @@ class Crafter(Crafting):
     terms: Annotated[int, Field(ge=0)] = 10
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     damping: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+
+    def shorter(self) -> Sequence[tuple[Crafting, float]]:
+        if self.terms <= LONG:
+            return [(self, 1.0)]
+        share = (self.terms - SHORT) / (LONG - SHORT)  # a slope takes so long with no terms, and as much again for each
+        return [(replace(self, terms=SHORT), 1 - share), (replace(self, terms=LONG), share)]
 
     def beginning(self, craft: Craft) -> Tensor:
         return craft.originals

@@ -2,8 +2,10 @@
 resumed."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -14,11 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from frostglass.checks import parameters
 from frostglass.defenses.base import Defense, Release
 from frostglass.defenses.implicit import across, largest_curvature
+from frostglass.defenses.judge import Judge
 from frostglass.errors import ConfigError, RunError
 from frostglass.files import Work
 from frostglass.priors.base import Prior
 from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.priors.wgan import build_critic, gradient_penalty
 from frostglass.runtime import (
     channels_last,
     device_of,
@@ -28,10 +30,10 @@ from frostglass.runtime import (
     optimizer_tensors,
     restore_optimizer,
     seed_for,
-    seeded,
     under_prefix,
     with_prefix,
 )
+from frostglass.types import Shape
 
 CHUNK = 128  # pictures encoded at once
 LOOK = 10  # steps between two looks at the curvature, and at whether anything still moves
@@ -89,52 +91,6 @@ class Inversion:
         draws = torch.randn(count, self.prior.latent, generator=dice).to(features.device)
         made = torch.cat([self.encoded(part).flatten(1) for part in draws.split(CHUNK)])
         return draws[torch.cdist(features.flatten(1), made).argmin(1)]
-
-
-class Judge:
-    """A critic that learns to tell the pictures an inversion finds from draws of the prior, `real`; a fresh one for each batch of pictures.
-
-    Its loss is mean D(found) - mean D(real) + penalty · GP, the penalty doubled where GP > 1.
-    """
-
-    def __init__(self, real: Tensor, *, width: int, lr: float, batch: int, penalty: float, seed: int):
-        with seeded(seed, "critic"):
-            self.network = build_critic(width, real.shape[1], real.shape[2]).to(real.device)
-        self.rule = torch.optim.Adam(self.network.parameters(), lr=lr)
-        self.real = real
-        self.batch = batch
-        self.penalty = penalty
-
-    def learn(self, found: Tensor, steps: int, dice: torch.Generator) -> float:
-        """Some steps on `batch` pictures of each kind; returns how far apart it saw them in the last."""
-        gap = torch.zeros(())
-        for _ in range(steps):
-            some = self.real[torch.randint(len(self.real), (self.batch,), generator=dice)]
-            others = found[torch.randint(len(found), (self.batch,), generator=dice)]
-            real, fake = self.network(torch.cat([some, others])).chunk(2)  # one pass for both: its norms see one picture at a time
-            steepness = gradient_penalty(self.network, some, others, dice)
-            weight = self.penalty * (1 + (steepness.detach() > 1))
-            gap = real.mean() - fake.mean()
-            self.rule.zero_grad(set_to_none=True)
-            (weight * steepness - gap).backward()
-            self.rule.step()
-        return gap.item()
-
-    def opinion(self, pictures: Tensor) -> Tensor:
-        """D of each picture, (N,), larger the more it looks like a draw."""
-        return self.network(pictures)[:, 0]
-
-    def distance(self, found: Tensor) -> float:
-        """mean D(real) - mean D(found): the earth mover's distance as far as this critic sees it, the index of ε-PII."""
-        with torch.no_grad():
-            return (self.opinion(self.real).mean() - self.opinion(found).mean()).item()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return with_prefix("network", self.network.state_dict()) | with_prefix("rule", optimizer_tensors(self.rule))
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        self.network.load_state_dict(under_prefix("network", tensors))
-        restore_optimizer(self.rule, under_prefix("rule", tensors))
 
 
 @dataclass
@@ -281,15 +237,11 @@ class Crafting(Defense):
             plain = torch.cat([encoder(part) for part in images.split(CHUNK)])
         if not self.steps:
             return Release(plain)
-        if problems := [*knowledge.lacking(self.needs, self.name), *self._misfits(images, knowledge)]:
+        shape, count = (images.shape[1], images.shape[2], images.shape[3]), self._batches(len(images))
+        if problems := [*knowledge.lacking(self.needs, self.name), *self.misfits(shape, len(images), knowledge.prior)]:
             raise ConfigError(problems)
-        prior, amortizer = knowledge.the_prior(), knowledge.amortizer if self.amortized else None
-        fixed = [encoder, *prior.modules, *([amortizer] if amortizer is not None else [])]
-        count = max(1, min(math.ceil(len(images) / self.batch), len(images) // 2))
         made, facts = [], []
-        # Attention in its plain form: the fast one has no second derivative.
-        with frozen(*fixed), channels_last(*fixed), folded(*fixed), sdpa_kernel(SDPBackend.MATH):
-            inversion = Inversion(encoder, prior, self.scale, self.realism)
+        with self._foreseen(encoder, knowledge) as (inversion, amortizer):
             for number, originals in enumerate(plain.tensor_split(count)):
                 kept = work.load(f"{self.name}-{number}")
                 if kept is None:
@@ -299,16 +251,53 @@ class Crafting(Defense):
                 facts.append(kept[1])
         return Release(torch.cat(made), tuple(facts))
 
-    def _misfits(self, images: Tensor, knowledge: Knowledge) -> list[str]:
-        found, prior = [], knowledge.prior
-        if len(images) < 2:
-            found.append(f"{self.name} compares sets of pictures and needs at least 2, got {len(images)}: protect several together")
+    def _batches(self, pictures: int) -> int:
+        return max(1, min(math.ceil(pictures / self.batch), pictures // 2))
+
+    @contextmanager
+    def _foreseen(self, encoder: nn.Module, knowledge: Knowledge) -> Iterator[tuple[Inversion, nn.Module | None]]:
+        """The inversion that is foreseen, and the amortizer where inversions begin at its guess; all networks stand still inside the block."""
+        prior, amortizer = knowledge.the_prior(), knowledge.amortizer if self.amortized else None
+        fixed = [encoder, *prior.modules, *([amortizer] if amortizer is not None else [])]
+        # Attention in its plain form: the fast one has no second derivative.
+        with frozen(*fixed), channels_last(*fixed), folded(*fixed), sdpa_kernel(SDPBackend.MATH):
+            yield Inversion(encoder, prior, self.scale, self.realism), amortizer
+
+    def efforts(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, pictures: int) -> Iterator[tuple[Callable[[], Any], float]]:
+        if not self.steps:
+            return
+        with self._foreseen(encoder, knowledge) as (inversion, amortizer):
+            with torch.no_grad():
+                plain = encoder(images)
+            craft, dice, often = self._untouched(inversion, amortizer, plain, 0), generator_for(0, "efforts"), pictures / len(images)
+            replace(self, first_steps=0)._open(craft, 0)
+            craft.done = 1  # a step like most: at every tenth there is a look at the curvature too
+            rate, found = self.rate(craft), craft.pictures(craft.latents)
+            searched = self.first_steps + self.steps * getattr(self, "inner_steps", 0)
+            yield lambda: inversion.descend(plain, craft.latents, 1, rate, self.inner_momentum), often * searched
+            yield (
+                lambda: craft.judge.learn(found, 1, dice),
+                self._batches(pictures) * (self.steps * self.critic_steps + 2 * self.index_steps),
+            )
+            for shorter, weight in self.shorter():
+                yield partial(shorter.slope, craft), weight * often * self.steps
+
+    def shorter(self) -> Sequence[tuple["Crafting", float]]:
+        """Methods whose slopes, so weighted, take together as long as its own, and less to time."""
+        return [(self, 1.0)]
+
+    def misfits(self, image_shape: Shape, pictures: int, prior: Prior | None) -> list[str]:
+        if not self.steps:
+            return []
+        found = []
+        if pictures < 2:
+            found.append(f"{self.name} compares sets of pictures and needs at least 2, got {pictures}: protect several together")
         if prior is None:
             return found
-        shapes = tuple("×".join(map(str, shape)) for shape in (prior.image_shape, images.shape[1:]))
+        shapes = tuple("×".join(map(str, shape)) for shape in (prior.image_shape, image_shape))
         if shapes[0] != shapes[1]:
             found.append("the prior makes pictures of {} and the encoder takes {}: use a prior of the data's own shape".format(*shapes))
-        side, other = images.shape[2:]
+        side, other = image_shape[1:]
         if side != other or side < 8 or side & (side - 1):
             found.append(f"the critic of {self.name} takes square pictures of 8, 16, 32, ... pixels, got {side}×{other}: change data.size")
         if prior.condition:

@@ -12,9 +12,10 @@ from frostglass.defenses.base import Batch, Defense, Moment, Opponent, Part, Siz
 from frostglass.defenses.simulated import Rebuild, SimulatedDecoder, build_reader, cut_problems
 from frostglass.errors import ConfigError
 from frostglass.models.base import noise_images, probe
+from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.priors.decoder import DecoderForm, DecoderGame, DecoderNorm, pixel_distance
 from frostglass.runtime import capture, device_of, seeded
-from frostglass.types import Images, Target
+from frostglass.types import Images, Shape, Target
 
 INNER, PRUNER = "inner", "pruner"
 
@@ -22,11 +23,13 @@ INNER, PRUNER = "inner", "pruner"
 class Pruner(nn.Module):
     """A mask (N, C) in (0, 1) for features: σ((s - s_k) / T), s the scores of their channels and s_k the one at place k = ⌊ratio · C⌋."""
 
-    def __init__(self, feature_shape: tuple[int, ...], *, ratio: float, width: int, temperature: float):
+    def __init__(self, feature_shape: tuple[int, ...], *, ratio: float, width: int, temperature: float, image_shape: Shape = SQUARE):
         super().__init__()
-        self.pruned = int(ratio * feature_shape[0])
+        self.axis = channel_axis(feature_shape, image_shape)
+        channels = feature_shape[self.axis]
+        self.pruned = int(ratio * channels)
         self.temperature = temperature
-        self.scores = build_reader(feature_shape, feature_shape[0], width=width)
+        self.scores = build_reader(feature_shape, channels, width=width, image_shape=image_shape)
 
     def forward(self, features: Tensor) -> Tensor:
         scores = self.scores(features)
@@ -50,13 +53,15 @@ class Pruned(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.inner(inputs)
         if not self.training:
-            return masked(features, self.pruner(features))
-        return masked(features, scaled_gradient(self.pruner(features.detach()), self.share))
+            return masked(features, self.pruner(features), self.pruner.axis)
+        return masked(features, scaled_gradient(self.pruner(features.detach()), self.share), self.pruner.axis)
 
 
-def masked(features: Tensor, mask: Tensor) -> Tensor:
-    """Features (N, C, ...) with each channel multiplied by its number in the mask (N, C)."""
-    return features * mask.reshape(*mask.shape, *[1] * (features.ndim - 2))
+def masked(features: Tensor, mask: Tensor, axis: int = 0) -> Tensor:
+    """Features (N, ...) with each channel multiplied by its number in the mask (N, C); `axis` of a feature counts the channels."""
+    sizes = [1] * (features.ndim - 1)
+    sizes[axis] = mask.shape[1]
+    return features * mask.reshape(len(mask), *sizes)
 
 
 def scaled_gradient(values: Tensor, share: float) -> Tensor:
@@ -136,12 +141,12 @@ class Disco(Defense):
         with capture(target.module, (target.cut,)) as seen:
             probe(target.module, noise_images(target.module, target.image_shape, 2))
         shape = tuple(seen[target.cut].shape[1:])
-        if len(shape) not in (1, 3) or shape[0] < 2:
+        if len(shape) > 3 or shape[channel_axis(shape, target.image_shape)] < 2:
             raise ConfigError(
-                f"disco prunes the channels of maps or vectors, and {target.cut!r} puts out {shape}: cut behind another layer"
+                f"disco prunes channels of vectors, tokens or maps, of which there must be two, and {target.cut!r} puts out {shape}: cut behind another layer"
             )
         with seeded(seed, "disco", PRUNER):
-            pruner = Pruner(shape, ratio=self.ratio, width=self.pruner_width, temperature=self.temperature)
+            pruner = Pruner(shape, ratio=self.ratio, width=self.pruner_width, temperature=self.temperature, image_shape=target.image_shape)
         inner = target.module.get_submodule(target.cut)
         parent, _, name = target.cut.rpartition(".")
         setattr(target.module.get_submodule(parent), name, Pruned(inner, pruner.to(device_of(target.module)), 1 - self.alpha))
@@ -153,6 +158,10 @@ class Disco(Defense):
             return []
         if found := cut_problems(target):
             return found
+        if f"{target.head}.".startswith(f"{target.cut}."):
+            return [
+                f"nothing comes after {target.cut}, so that what leaves are the answers, and no server is needed: cut behind an earlier layer"
+            ]
         learns = any(weight.requires_grad for weight in self._pruner(target).parameters())
         return [] if learns else ["another defense froze its pruner: freeze fewer layers, or cut behind a later one"]
 
@@ -164,6 +173,7 @@ class Disco(Defense):
             return None
         norm: DecoderNorm = "mean_square" if self.reduction == "mean" else "batch_norm"
         inner, pruner = self.taps(target)
+        axis = self._pruner(target).axis
 
         def new_game(feature_shape: tuple[int, ...]) -> DecoderGame:
             return DecoderGame(
@@ -173,7 +183,7 @@ class Disco(Defense):
 
         def felt(batch: Batch, rebuild: Rebuild) -> dict[str, Term]:
             # By the mask alone, and before its gradient is scaled: only the pruner feels the decoder.
-            made = rebuild(masked(batch.tapped[inner].detach(), batch.tapped[pruner]))
+            made = rebuild(masked(batch.tapped[inner].detach(), batch.tapped[pruner], axis))
             return {"reconstruction": Term(-self.alpha, pixel_distance(made, batch.images, norm))}
 
         return SimulatedDecoder(

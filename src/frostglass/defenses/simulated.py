@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from frostglass.defenses.base import Batch, Moment, Term
 from frostglass.errors import ConfigError
 from frostglass.models.base import noise_images, probe
+from frostglass.models.cut import SQUARE
 from frostglass.models.taps import live_taps
-from frostglass.priors.decoder import DecoderGame, Residual, standardised
+from frostglass.priors.decoder import DecoderGame, Residual, channels_first, standardised
 from frostglass.runtime import capture, device_of, frozen, generator_for, seeded
-from frostglass.types import Images, Target
+from frostglass.types import Images, Shape, Target
 
 NewGame = Callable[[tuple[int, ...]], DecoderGame]
 Rebuild = Callable[[Tensor], Tensor]
@@ -63,10 +64,10 @@ class SimulatedDecoder:
             images = self._public.floats(torch.randint(len(self._public), (self._batch,), generator=dice)).to(
                 device_of(self._target.module)
             )
-            self.game.step(standardised(released(self._target, images)), images)
+            self.game.step(standardised(released(self._target, images), self._target.image_shape), images)
 
     def losses(self, batch: Batch) -> dict[str, Term]:
-        return self._felt(batch, lambda features: self.game.decoder(standardised(features)))
+        return self._felt(batch, lambda features: self.game.decoder(standardised(features, self._target.image_shape)))
 
     def tensors(self) -> dict[str, Tensor]:
         return self.game.tensors()
@@ -79,8 +80,8 @@ class SimulatedDecoder:
             return self._new_game(self._shape)
 
 
-def build_reader(feature_shape: tuple[int, ...], outputs: int, *, width: int) -> nn.Sequential:
-    """A network that reads numbers (N, outputs) off features.
+def build_reader(feature_shape: tuple[int, ...], outputs: int, *, width: int, image_shape: Shape = SQUARE) -> nn.Sequential:
+    """A network that reads numbers (N, outputs) off features of pictures of a shape.
 
     For maps it is ResNet-18 from its second stage on, `width` channels wide there (128 in the original); else two linear layers.
     """
@@ -88,8 +89,8 @@ def build_reader(feature_shape: tuple[int, ...], outputs: int, *, width: int) ->
         return nn.Sequential(
             nn.Flatten(), nn.Linear(math.prod(feature_shape), width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, outputs)
         )
-    stages: list[nn.Module] = []
-    for before, after in ((feature_shape[0], width), (width, 2 * width), (2 * width, 4 * width)):
+    stages, (channels, _, _) = channels_first(feature_shape, image_shape)
+    for before, after in ((channels, width), (width, 2 * width), (2 * width, 4 * width)):
         stages += [Residual(before, after, stride=2), Residual(after, after)]
     return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, outputs))
 

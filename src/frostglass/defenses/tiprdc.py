@@ -18,7 +18,7 @@ from frostglass.models.base import noise_images
 from frostglass.models.cut import halves
 from frostglass.priors.decoder import standardised
 from frostglass.runtime import device_of, optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
-from frostglass.types import Images, Target
+from frostglass.types import Images, Shape, Target
 
 
 def capped_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ def shared_information(together: Tensor, apart: Tensor) -> Tensor:
 class InformationCritic(nn.Module):
     """T(x, z, u), larger the more a picture x, a feature z and a person u seem to belong together."""
 
-    def __init__(self, image_shape: tuple[int, ...], feature_shape: tuple[int, ...], people: int, *, width: int):
+    def __init__(self, image_shape: Shape, feature_shape: tuple[int, ...], people: int, *, width: int):
         super().__init__()
-        self.picture = build_reader(image_shape, 4 * width, width=width)
-        self.feature = build_reader(feature_shape, 4 * width, width=width)
+        self.picture = build_reader(image_shape, 4 * width, width=width, image_shape=image_shape)
+        self.feature = build_reader(feature_shape, 4 * width, width=width, image_shape=image_shape)
         self.person = nn.Embedding(people, 4 * width)
         self.opinion = nn.Sequential(nn.ReLU(), nn.Linear(12 * width, 4 * width), nn.ReLU(), nn.Linear(4 * width, 1))
 
@@ -60,7 +60,7 @@ class Readers:
         shape = tuple(released(target, noise_images(target.module, target.image_shape, 2)).shape[1:])
         people = len(target.classes)
         with seeded(seed, "tiprdc", "readers"):
-            self.who = build_reader(shape, people, width=width).to(device)
+            self.who = build_reader(shape, people, width=width, image_shape=target.image_shape).to(device)
             self.critic = InformationCritic(target.image_shape, shape, people, width=width).to(device)
         self._networks: dict[str, nn.Module] = {"who": self.who, "critic": self.critic}
         self._rules = {
@@ -75,13 +75,13 @@ class Readers:
         if self._waiting is None:
             return
         images, people = self._waiting
-        features = standardised(released(self._target, images))
+        features = standardised(released(self._target, images), self._target.image_shape)
         self._descend("who", lambda: F.cross_entropy(self.who(features), people))
         self._descend("critic", lambda: -self.critic.information(images, features, people))
 
     def losses(self, batch: Batch) -> dict[str, Term]:
         self._waiting = batch.images.detach(), batch.labels
-        features = standardised(batch.tapped[self._target.cut])
+        features = standardised(batch.tapped[self._target.cut], self._target.image_shape)
         return {
             "identity": Term(-self._weight, capped_cross_entropy(self.who(features), batch.labels)),
             "information": Term(self._weight - 1, self.critic.information(batch.images, features, batch.labels)),

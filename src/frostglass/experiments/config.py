@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ from frostglass.metrics.base import Metric, metrics
 from frostglass.priors.base import PriorMethod, priors
 from frostglass.registry import Registry, nearest
 from frostglass.training import Training
+
+E = TypeVar("E")
 
 
 @parameters
@@ -336,17 +338,29 @@ def generator_settings(source: str | None, latent: str | None, span: str | None,
     return [f'prior={{ name = "generator", source = {text[0]}, latent = {text[1]}, range = {values}, resize = {flag} }}']
 
 
+def parsed(values: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], E]) -> tuple[list[tuple[str, E]], list[str]]:
+    """All experiments of a config by their labels, and the problems of all of them; one that only part of a grid has comes with its place there."""
+    chosen, found = expand(values), []
+    problems: dict[str, list[str]] = {}
+    for label, config in chosen:
+        try:
+            found.append((label, parse(config)))
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(label)
+    return found, [problem + ("" if len(labels) == len(chosen) else _among(labels)) for problem, labels in problems.items()]
+
+
+def _among(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    return f" (in the grid's {labels[0]!r}{more})"
+
+
 def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:
     """All experiments of a config; the problems of all of them in one error."""
-    found: list[tuple[str, Experiment]] = []
-    problems: list[str] = []
-    for label, config in expand(values):
-        try:
-            found.append((label, Experiment.parse(config)))
-        except ConfigError as error:
-            problems += error.problems
+    found, problems = parsed(values, Experiment.parse)
     if len({(exp.metrics, repr(exp.evaluators)) for _, exp in found}) > 1:
         problems.append("grid: metrics and evaluators must be the same in all experiments of one run: use several configs and one report")
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(problems)
     return found

@@ -26,7 +26,7 @@ from frostglass.types import CAPABILITIES, Shape
 
 
 @dataclass(frozen=True)
-class _Stub:
+class Stub:
     """Stands for a product that has a key but is not there yet."""
 
     key: str
@@ -34,19 +34,20 @@ class _Stub:
     info: Mapping[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
     saw: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     condition: str = ""
+    seconds: float = 0.0
 
     @property
-    def public(self) -> "_Stub":
-        return _Stub(f"{self.key}.public")
+    def public(self) -> "Stub":
+        return Stub(f"{self.key}.public")
 
-    def view(self, access: Sequence[str]) -> "_Stub":
-        return _Stub(f"{self.key}:{'+'.join(sorted(access))}")
+    def view(self, access: Sequence[str]) -> "Stub":
+        return Stub(f"{self.key}:{'+'.join(sorted(access))}")
 
-    def averaged(self, samples: int) -> "_Stub":
-        return _Stub(self.key + (f"×{samples}" if samples > 1 else ""))
+    def averaged(self, samples: int) -> "Stub":
+        return Stub(self.key + (f"×{samples}" if samples > 1 else ""))
 
 
-class _Plan(Store):
+class Plan(Store):
     """A store that notes which steps are asked for instead of running them."""
 
     def __init__(self, store: Store):
@@ -56,7 +57,7 @@ class _Plan(Store):
     def step(self, step: Step, config: Any, *inputs: Any, seed: int) -> Any:
         key = self.key(step, config, *inputs, seed=seed)
         self.asked.setdefault(key, (step, config, inputs, self.has(step, config, *inputs, seed=seed)))
-        return _Stub(key)
+        return Stub(key)
 
 
 class Once:
@@ -77,7 +78,7 @@ def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
     found, once = [], Once()
     for _, exp in chosen:
         try:
-            classes, private, public = once(_counts, exp.data)
+            classes, private, public = once(counts_of, exp.data)
         except FrostglassError as error:
             found.append(f"data: {error}")
             continue  # nobody knows how many classes a network has
@@ -103,7 +104,7 @@ def _attempts(exp: Experiment, classes: int, private: int, public: int) -> Itera
     yield "target", try_classifier, (exp.target, exp.defenses, classes, shape, records)
     for place, config in enumerate(exp.evaluators):
         yield f"evaluators[{place}]", try_classifier, (config, (), classes, shape, records)
-    if any(_on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
+    if any(on_public_people(config, defenses) for config, defenses in ((exp.target, exp.defenses), *((e, ()) for e in exp.evaluators))):
         yield "data", try_public_people, (exp.data,)
     yield "prior", try_prior, (exp.prior, shape, classes, public)
     yield "attack", _try_attack, (exp.attack, exp.prior, shape)
@@ -121,10 +122,10 @@ def try_classifier(config: Training, defenses: Sequence[Defense], classes: int, 
         try_classifier(first.config, first.defenses, classes, shape, records)
 
 
-def _on_public_people(config: Training, defenses: Sequence[Defense]) -> bool:
+def on_public_people(config: Training, defenses: Sequence[Defense]) -> bool:
     """Whether one of the stages before a training is on public people."""
     first = first_stage(config, defenses)
-    return first is not None and (first.data == "public" or _on_public_people(first.config, first.defenses))
+    return first is not None and (first.data == "public" or on_public_people(first.config, first.defenses))
 
 
 def try_public_people(data: Dataset) -> None:
@@ -152,8 +153,8 @@ def try_prior(method: Any, shape: Shape, classes: int, public: int) -> None:
 
 def _try_attack(attack: Attack, method: Any, shape: Shape) -> None:
     """Whether the prior will have what the attack needs, and may be fitted with what the attack is granted; told before either is made."""
-    offered, needed = _offered(method, shape), [part.needs for part in _with_bases(method) if part.needs]
-    found = attack.problems(None, offered)  # type: ignore[arg-type]
+    made, needed = offered(method, shape), [part.needs for part in _with_bases(method) if part.needs]
+    found = attack.problems(None, made)  # type: ignore[arg-type]
     granted = max(CAPABILITIES.index(access) for access in attack.access)
     if any(CAPABILITIES.index(need) > granted for need in needed):
         found.append(
@@ -167,27 +168,28 @@ def _with_bases(method: Any) -> list[Any]:
     return [method, *(_with_bases(base) if (base := getattr(method, "base_method", None)) else [])]
 
 
-def _offered(method: Any, shape: Shape) -> Any:
+def offered(method: Any, shape: Shape) -> Any:
     """What a prior will have, as far as an attack asks for it."""
     if base := getattr(method, "base_method", None):
-        under = _offered(base, shape)
-        offered = {name: getattr(under, name) for name in ("latent", "critic", "condition", "blocks")}
-        return SimpleNamespace(**offered, students=method.students, features=method.statistics or None)
+        under = offered(base, shape)
+        same = {name: getattr(under, name) for name in ("latent", "critic", "condition", "blocks", "image_shape", "info")}
+        return SimpleNamespace(**same, students=method.students, features=method.statistics or None)
     if getattr(method, "ready", False):
         return method.read(shape)
     critic = True if getattr(method, "keeps_critic", True) else None
     blocks = method.blocks(shape) if hasattr(method, "blocks") else 0
     return SimpleNamespace(
-        latent=method.latent, critic=critic, condition=getattr(method, "condition", ""), blocks=blocks, students=(), features=None
-    )
+        latent=method.latent, critic=critic, condition=getattr(method, "condition", ""), blocks=blocks, students=(), features=None,
+        image_shape=shape, info={},
+    )  # fmt: skip
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
     """Every step of the experiments with its amount of work, whether it is done already, and about how long it takes here; the most memory, and where."""
     rows, seen, once = [], set(), Once()
-    need = foreseen(chosen, store, lambda data: once(_counts, data))  # first: what is timed below leaves memory behind in this process
+    need = foreseen(chosen, store, lambda data: once(counts_of, data))  # first: what is timed below leaves memory behind in this process
     for label, exp in chosen:
-        plan = _Plan(store)
+        plan = Plan(store)
         produce(exp, plan)
         for key, (step, config, inputs, done) in plan.asked.items():
             if key not in seen:
@@ -204,7 +206,7 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
 
 
 def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once: Once) -> tuple[str, float]:
-    identities, private, public = once(_counts, exp.data)
+    identities, private, public = once(counts_of, exp.data)
     shape: Shape = exp.data.image_shape
     people = min(exp.judging.identities or identities, identities)
     if name == "split":
@@ -213,10 +215,10 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
         if config.weights:
             return "load weights", 1.0
         on_public = "public" in inputs[2:3]  # a first stage
-        images = int(0.8 * public if on_public else private * (1 - exp.split.test - exp.split.validation)) * config.epochs
-        return f"{config.model}: {config.epochs} epochs, {images:,} images", images * once(_training_seconds, config, identities, shape)
+        images = int(0.8 * public if on_public else private * (1 - exp.split.test - exp.split.validation))
+        return training_work(config, images, identities, shape, once)
     if name == "prior":
-        return _prior_work(config, shape, identities, public, once)
+        return prior_work(config, shape, identities, public, once)
     if name == "attack":
         each = _look_seconds(config, exp, identities, once)
         searches, (what, pictures) = people * config.candidates, config.effort()
@@ -229,7 +231,12 @@ def _work(name: str, config: Any, inputs: tuple[Any, ...], exp: Experiment, once
     return "", 0.5
 
 
-def _counts(data: Dataset) -> tuple[int, int, int]:
+def training_work(config: Training, images: int, classes: int, shape: Shape, once: Once) -> tuple[str, float]:
+    seen = images * config.epochs
+    return f"{config.model}: {config.epochs} epochs, {seen:,} images", seen * once(_training_seconds, config, classes, shape)
+
+
+def counts_of(data: Dataset) -> tuple[int, int, int]:
     return data.counts()
 
 
@@ -252,7 +259,7 @@ def _training_seconds(config: Training, classes: int, shape: Shape, batch: int =
     return _timed(lambda: F.cross_entropy(module(images), labels).backward()) / batch
 
 
-def _prior_work(method: Any, shape: Shape, classes: int, public: int, once: Once) -> tuple[str, float]:
+def prior_work(method: Any, shape: Shape, classes: int, public: int, once: Once) -> tuple[str, float]:
     if hasattr(method, "networks") and not getattr(method, "ready", False):
         images = method.steps * method.batch * method.critic_steps
         seconds = images * once(_critic_seconds, method, shape, classes)

@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from frostglass.experiments.controls import MOST_PARTIAL, UNKNOWN_PEOPLE, WEAK_EVALUATOR, broken_off
 from frostglass.metrics.base import Rows, Score
-from frostglass.types import Target
+from frostglass.metrics.emd import pii_terms
+from frostglass.metrics.lda import lda_chance, lda_score
+from frostglass.priors.embedding import embed, public_centre
+from frostglass.types import Images, Reconstructions, Split, Target
 
 BLIND_EMBEDDER = 0.2  # least difference between the similarity of one person's photos and of two people's
+TRANSPORTED = 1000  # pictures between which earth is moved at most
 
 
 @dataclass(frozen=True)
@@ -78,3 +85,29 @@ def feature_lift(rows: Rows, prior_rows: Rows) -> tuple[Score, ...]:
     """Attack minus blind draws, person by person, in similarity and by each judge."""
     names = ["similarity", *sorted(name for name in rows.columns if name.startswith("top1_"))]
     return tuple(Score.of(name, rows.columns[name].double().mean(1) - prior_rows.columns[name].double().mean(1)) for name in names)
+
+
+def separation(embedder: Target, split: Split, found: Reconstructions) -> dict[str, Any]:
+    """How far the people stay apart in what was rebuilt, between people over within, and what chance alone gives."""
+    groups = found.labels.repeat_interleave(found.images.shape[1])
+    if found.images.shape[1] < 2:
+        return {"lda": None, "lda_chance": None}
+    embeddings = embed(embedder, found.images.flatten(0, 1), public_centre(embedder, split.public)).cpu()
+    means = torch.stack([embeddings[groups == group].mean(0) for group in groups.unique()])
+    if torch.equal(
+        embeddings, means[groups.unique(return_inverse=True)[1]]
+    ):  # nothing varies within people, as where everybody gets one picture
+        return {"lda": None, "lda_chance": lda_chance(groups)}
+    return {"lda": lda_score(embeddings, groups), "lda_chance": lda_chance(groups)}
+
+
+def transport(
+    found: Reconstructions, victims: Images, draws: tuple[Reconstructions, Reconstructions], people: int, pictures: int
+) -> dict[str, Any]:
+    """Earth mover's distances to blind draws, the privacy index: of rebuilt pictures, of other draws, and of the true pictures."""
+    candidates = found.images.shape[1]
+    truth = victims.floats().unflatten(0, (people, -1)).repeat_interleave(candidates // pictures, 1)
+    chosen = torch.linspace(0, people * candidates - 1, min(TRANSPORTED, people * candidates)).long()
+    sets = (images.flatten(0, 1)[chosen].flatten(1) for images in (found.images, truth, *(one.images for one in draws)))
+    terms = pii_terms(*sets)
+    return {"emd": terms["rebuilt"], "emd_floor": terms["floor"], "emd_originals": terms["originals"]}

@@ -1,100 +1,162 @@
-"""What would stop a config about split models, and what it would run; nothing is computed."""
+"""What would stop a config about split models; nothing is computed."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
+from frostglass.attacks.features.base import FeatureAttack
+from frostglass.attacks.features.learned import Learned
+from frostglass.attacks.features.view import FeatureView
+from frostglass.defenses.base import Defense
 from frostglass.errors import ConfigError, FrostglassError
-from frostglass.experiments.cost import Once, try_classifier, try_prior, try_public_people
+from frostglass.experiments.config import Fractions
+from frostglass.experiments.cost import Once, counts_of, offered, on_public_people, try_classifier, try_prior, try_public_people
 from frostglass.experiments.features import FeatureExperiment
-from frostglass.training import Training, attributes_of
+from frostglass.models.base import probe
+from frostglass.models.cut import Halves, halves
+from frostglass.priors.amortizer import Amortizer
+from frostglass.priors.base import PriorMethod
+from frostglass.priors.knowledge import Knowledge
+from frostglass.runtime import seeded
+from frostglass.training import Training, attributes_of, untrained
 from frostglass.types import Shape
 
 Attempt = tuple[str, Callable[..., None], tuple[Any, ...]]
 
 
-def feature_problems(chosen: Sequence[tuple[str, FeatureExperiment]]) -> list[str]:
-    """What would stop these experiments after hours of work: data that is not there, cuts that cannot be made, networks that cannot be built."""
+def feature_problems(chosen: Sequence[tuple[str, FeatureExperiment]], *, shipped: bool = False) -> list[str]:
+    """What would stop these experiments after hours of work: data that is not there, cuts that cannot be made, networks that cannot be built.
+
+    With `shipped` it is what would stop their client and server from being made: nobody attacks them, and nobody judges that.
+    """
     found, once = [], Once()
     for _, exp in chosen:
         try:
-            classes, private, _ = once(_counts, exp.data)
+            once(counts_of, exp.data)
+            known, constant = once(_attributes, exp.data)
         except FrostglassError as error:
             found.append(f"data: {error}")
             continue
-        for where, attempt, given in _attempts(exp, classes, private):
+        wrong: set[str] = set()
+        for where, attempt, given in _attempts(exp, once, known, constant, shipped=shipped):
+            if where in ("defenses", "attack", "amortizer") and wrong & {"target", "prior", "attacker_prior"}:
+                continue  # whether something would fit what cannot be is no question
             try:
                 once(attempt, *given)
             except FrostglassError as error:
-                found.append(f"{where}: {error}")
+                found += [f"{where}: {problem}" for problem in getattr(error, "problems", [str(error)])]
+                wrong.add(where)
     return list(dict.fromkeys(found))
 
 
-def _attempts(exp: FeatureExperiment, classes: int, private: int) -> Iterator[Attempt]:
+def _attempts(exp: FeatureExperiment, once: Once, known: tuple[str, ...], constant: tuple[str, ...], *, shipped: bool) -> Iterator[Attempt]:
     shape: Shape = exp.data.image_shape
+    classes, private, public = once(counts_of, exp.data)
     records = int(private * (1 - exp.split.test - exp.split.validation))
-    known = exp.data.attribute_names() if hasattr(exp.data, "attribute_names") else ()
-    yield "target", _try_attributes, (exp.target.attributes, known)
-    yield "target", try_classifier, (exp.target, exp.training_defenses, len(attributes_of(exp.target, known)) or 1, shape, records)
-    for place, config in enumerate(exp.evaluators):
+    yield "target", _try_attributes, (exp.target.attributes, known, constant)
+    told = len(known if exp.target.attributes == ("all",) else exp.target.attributes) or 1
+    yield "target", try_classifier, (exp.target, exp.training_defenses, told, shape, records)
+    yield "judging", _try_people, (classes, exp.judging.identities)
+    yield "judging", _try_victims, (private // max(1, classes), exp.split, exp.judging.pictures)
+    for place, config in enumerate(() if shipped else exp.evaluators):
         yield f"evaluators[{place}]", try_classifier, (config, (), classes, shape, records)
-    yield "data", try_public_people, (exp.data,)
-    yield "judging", _try_victims, (private // max(1, classes), exp.split.test, exp.judging.pictures)
-    for name in ("embedder", "perceptual"):
-        if name == "embedder" or exp.needs("perceptual"):
-            yield name, try_classifier, (getattr(exp, name), (), classes, shape, records)
-    for section, method in (("prior", exp.prior), ("attacker_prior", exp.attacker_prior)):
+    judges = _taught_by_the_public(exp, shipped=shipped)
+    if judges or on_public_people(exp.target, exp.training_defenses):
+        yield "data", try_public_people, (exp.data,)
+    for name in judges:
+        yield name, try_classifier, (getattr(exp, name), (), classes, shape, records)
+    protector = exp.prior if exp.protection and "prior" in exp.protection.needs else None
+    for section, method in {"prior": protector}.items() if shipped else {"prior": exp.prior, "attacker_prior": exp.attacker_prior}.items():
         if method is not None:
-            yield section, try_prior, (method, shape, 0, exp.data.counts()[2])
+            yield section, try_prior, (method, shape, 0, public)
+            yield section, _try_latents_alone, (once, method, shape)
+    victims = exp.judging.pictures * min(exp.judging.identities or classes, classes)
+    if exp.protection:
+        yield "defenses", _try_release, (once, exp.protection, protector, shape, victims)
+    if exp.protection and "amortizer" in exp.protection.needs:
+        yield "amortizer", _try_amortizer, (once, exp.amortizer, exp.target, known, protector, shape)
+    if not shipped:
+        attackers = (exp.attacker_prior or exp.prior) if "prior" in exp.attack.needs else None
+        yield "attack", _try_attack, (once, exp.attack, exp.target, known, attackers, shape, public)
+        if "amortizer" in exp.attack.needs:
+            yield "amortizer", _try_amortizer, (once, exp.amortizer, exp.target, known, attackers, shape)
 
 
-def _try_attributes(asked: tuple[str, ...], known: tuple[str, ...]) -> None:
-    attributes_of(Training(attributes=asked), known)
+def _taught_by_the_public(exp: FeatureExperiment, *, shipped: bool) -> list[str]:
+    """The networks besides the target that are trained on public people."""
+    if shipped:
+        return ["perceptual"] if any("perceptual" in defense.needs for defense in exp.training_defenses) else []
+    return ["embedder", *(["perceptual"] if exp.needs("perceptual") else [])]
 
 
-def _try_victims(pictures: int, share: float, wanted: int) -> None:
-    held_out = max(1, round(pictures * share))
+def _attributes(data: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The attributes of a dataset, and those of them that are known to be the same for all private pictures."""
+    names = data.attribute_names() if hasattr(data, "attribute_names") else ()
+    return names, data.constant_attributes() if hasattr(data, "constant_attributes") else ()
+
+
+def _try_attributes(asked: tuple[str, ...], known: tuple[str, ...], constant: tuple[str, ...]) -> None:
+    chosen = attributes_of(Training(attributes=asked), known)
+    if chosen and set(chosen) <= set(constant):
+        raise ConfigError(
+            f"attributes: all private pictures have the same {', '.join(chosen)}, so nothing can be learned or measured: name one that varies, "
+            "or mend the table in data.attributes"
+        )
+
+
+def _try_people(people: int, wanted: int | None) -> None:
+    if wanted is not None and wanted > people:
+        raise ConfigError(f"identities is {wanted}, and there are {people} private people: lower it, or leave it out to attack all of them")
+
+
+def _try_victims(pictures: int, split: Fractions, wanted: int) -> None:
+    held_out, chosen_by = (max(1, round(pictures * share)) for share in (split.test, split.validation))
     if held_out < wanted:
         raise ConfigError(f"pictures is {wanted}, and about {held_out} of each person's are held out: lower it, or raise split.test")
+    if pictures - held_out - chosen_by < 2:
+        raise ConfigError(
+            f"about {max(1, pictures - held_out - chosen_by)} of each person's {pictures} pictures is left to train with, and two photos of one person are compared to "
+            "tell what a similarity means: give more pictures, or lower split.test"
+        )
 
 
-def _counts(data: Any) -> tuple[int, int, int]:
-    return data.counts()
+def _try_latents_alone(once: Once, method: Any, shape: Shape) -> None:
+    if condition := once(offered, method, shape).condition:
+        raise ConfigError(
+            f"{method.name} makes pictures of a given {condition}, and a feature comes without one: use another, such as wgan"
+        )
 
 
-def feature_steps(chosen: Sequence[tuple[str, FeatureExperiment]]) -> list[dict[str, str]]:
-    """What the experiments would run, each thing once, in words."""
-    rows: dict[str, dict[str, str]] = {}
-    for label, exp in chosen:
-        people = min(exp.judging.identities or exp.data.counts()[0], exp.data.counts()[0])
-        victims = people * exp.judging.pictures
-        trained = exp.training_defenses
-        steps = [
-            ("target", f"{exp.target}{trained}", f"{exp.target.model} cut at {exp.target.cut}: {exp.target.epochs} epochs"),
-            *(("evaluator", f"{config}", f"{config.model}: {config.epochs} epochs") for config in exp.evaluators),
-            ("embedder", f"{exp.embedder}", f"{exp.embedder.model}: {exp.embedder.epochs} epochs on public people"),
-            *(
-                [("perceptual", f"{exp.perceptual}", f"{exp.perceptual.model}: {exp.perceptual.epochs} epochs")]
-                if exp.needs("perceptual")
-                else []
-            ),
-            *([("prior", f"{exp.prior}", exp.prior.name)] if exp.prior else []),  # type: ignore[attr-defined]
-            *_protecting(exp, f"{exp.target}{exp.defenses}", victims),
-            (
-                "attack",
-                f"{exp.target}{exp.defenses}{exp.attack}{exp.attacker_prior}",
-                f"{exp.attack.name} on {victims} pictures of {people} people",
-            ),
-        ]
-        for step, key, work in steps:
-            rows.setdefault(f"{step} {key}", {"step": step, "label": label, "work": work})
-    return list(rows.values())
+def _try_release(once: Once, protection: Defense, method: PriorMethod | None, shape: Shape, pictures: int) -> None:
+    if found := protection.misfits(shape, pictures, None if method is None else once(offered, method, shape)):
+        raise ConfigError(found)
 
 
-def _protecting(exp: FeatureExperiment, key: str, victims: int) -> list[tuple[str, str, str]]:
-    if exp.protection is None:
-        return []
-    more = getattr(exp.attack, "adapt", 0)
-    asked = [("release", f"{key} victims", f"{exp.protection.name} for {victims} pictures")]
-    if more:
-        asked.append(("release", f"{key} {more}", f"{exp.protection.name} for {more} public pictures, for an adaptive attack"))
-    return asked
+def _try_amortizer(once: Once, config: Amortizer, target: Training, known: tuple[str, ...], method: PriorMethod, shape: Shape) -> None:
+    both = once(_halves, target, known, shape)
+    with seeded(0, "cost"):
+        network = config.network(both.feature_shape, once(offered, method, shape).latent)
+    probe(network, torch.zeros(2, *both.feature_shape))
+
+
+def _try_attack(
+    once: Once, attack: FeatureAttack, target: Training, known: tuple[str, ...], method: PriorMethod | None, shape: Shape, public: int
+) -> None:
+    """Whether the attack has what it needs, and whether what it learns with can be built; told before anything is made."""
+    both, there = once(_halves, target, known, shape), nn.Identity()  # where a network will be, this one stands
+    view = FeatureView(both, torch.zeros(2, *both.feature_shape), attack.granted)
+    prior = method and once(offered, method, shape)
+    knowledge = Knowledge(range(public), prior, there, there, there)  # type: ignore[arg-type]
+    if found := attack.problems(view, knowledge):
+        raise ConfigError(found)
+    if isinstance(attack.lesson, Learned):
+        with seeded(0, "cost"):
+            _, network = attack.lesson.untaught(view, knowledge, (1,))
+        probe(network, torch.zeros(2, *both.feature_shape))
+
+
+def _halves(config: Training, known: tuple[str, ...], shape: Shape) -> Halves:
+    return halves(untrained(replace(config, weights=None, start=None, start_parts=()), attributes_of(config, known), shape, (), seed=0))

@@ -4,18 +4,18 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from frostglass.attacks.base import prior_only
-from frostglass.attacks.features.base import FeatureAttack, intercept
+from frostglass.attacks.features.base import FeatureAttack, intercept, spread_evenly
 from frostglass.attacks.features.view import FeatureView
 from frostglass.defenses.base import Defense, Release
 from frostglass.errors import ConfigError
 from frostglass.experiments.client import Guesser
-from frostglass.experiments.feature_controls import FeatureControls, judge_features
+from frostglass.experiments.feature_controls import FeatureControls, judge_features, separation, transport
 from frostglass.experiments.features import FeatureExperiment
 from frostglass.experiments.pipeline import (
     SPLIT,
@@ -30,24 +30,21 @@ from frostglass.experiments.pipeline import (
 from frostglass.experiments.store import Step, Store
 from frostglass.files import Work, read_json, read_tensors, write_tensors
 from frostglass.metrics.base import Evidence, Rows, measure
-from frostglass.metrics.emd import pii_terms
 from frostglass.metrics.face import Face, feature_similarity, reference_similarities
-from frostglass.metrics.lda import lda_chance, lda_score
 from frostglass.metrics.likeness import Likeness
 from frostglass.metrics.manifold import Manifold
 from frostglass.metrics.recognition import Recognition
-from frostglass.metrics.utility import utility
+from frostglass.metrics.utility import utility, varied
 from frostglass.models.cut import halves
 from frostglass.priors.amortizer import Amortizer
 from frostglass.priors.base import Prior, check_unseen
 from frostglass.priors.embedding import embed, public_centre
 from frostglass.priors.knowledge import Knowledge
 from frostglass.runtime import device_of, frozen, generator_for, seed_for
-from frostglass.training import wanted
+from frostglass.training import attributes_in, classes_of, wanted
 from frostglass.types import Images, Reconstructions, Shape, Split, Target, fitted
 
 CHUNK = 128
-TRANSPORTED = 1000  # pictures between which earth is moved at most
 METRICS: tuple[Any, ...] = (Recognition(), Face(), Likeness(), Manifold())
 
 
@@ -59,9 +56,10 @@ class Pictures:
     key: str
 
     @classmethod
-    def of(cls, images: Tensor) -> "Pictures":
-        content = images.detach().cpu().contiguous()
-        return cls(images, hashlib.sha256(f"{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()[:24])
+    def of(cls, images: Tensor, whose: str = "") -> "Pictures":
+        """Pictures without content, with which a run is foreseen, are told apart by their number, their shape and whose they are."""
+        content = whose.encode() if images.is_meta else images.detach().cpu().contiguous().numpy().tobytes()
+        return cls(images, hashlib.sha256(f"{tuple(images.shape)}".encode() + content).hexdigest()[:24])
 
 
 @dataclass(frozen=True)
@@ -128,34 +126,64 @@ class FeatureAudit:
     controls: FeatureControls
 
 
+class FeatureProducts(NamedTuple):
+    """What the steps of one experiment made; `control` is (rows, prior-only rows) of the positive control, `draws` are two sets of blind draws."""
+
+    split: Split
+    evaluators: tuple[Target, ...]
+    embedder: Target
+    people: list[int]
+    victims: Images
+    device: Device
+    prior: Prior | None
+    released: Released
+    found: Reconstructions
+    rows: Rows
+    prior_rows: Rows
+    control: tuple[Rows, Rows] | None
+    draws: tuple[Reconstructions, Reconstructions]
+
+
 def run_features(exp: FeatureExperiment, store: Store) -> FeatureAudit:
-    """Run one experiment, or what the store does not have of it yet, and weigh it against its controls.
+    """Run one experiment, or what the store does not have of it yet, and weigh it against its controls."""
+    made = produce_features(exp, store)
+    partial, broken = (0 if column is None else int(column.sum()) for column in (made.found.partial, made.found.broken))
+    controls = judge_features(
+        made.rows, made.prior_rows, made.control, reference_similarities(made.embedder, made.split.train, made.split.public),
+        margin=exp.judging.margin, evaluators=made.evaluators, partial=partial, broken=broken,
+        strangers=made.prior is None or "saw" not in made.prior.info,
+    )  # fmt: skip
+    useful, bare, facts = usefulness(made.device, made.victims, made.released)
+    facts |= separation(made.embedder, made.split, made.found)
+    facts |= transport(made.found, made.victims, made.draws, len(made.people), exp.judging.pictures)
+    return FeatureAudit(
+        exp, made.split, made.victims, made.device.target, made.evaluators, made.embedder, made.released, made.found, made.rows, made.prior_rows,
+        useful, bare, facts, controls,
+    )  # fmt: skip
+
+
+def produce_features(exp: FeatureExperiment, store: Store) -> FeatureProducts:
+    """All steps of an experiment, in order.
 
     Private pictures are reachable from the training, the device and the scores only: an attack gets a view of the wire and what it knows of the world.
     """
     seed = exp.seed
     split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=seed)
+    people, victims = victims_of_experiment(exp, split)
     evaluators = tuple(
         classifier(store, config, split, seed=seed_for(seed, "evaluator", number)) for number, config in enumerate(exp.evaluators)
     )
     embedder = classifier(store, exp.embedder, split, seed=seed_for(seed, "embedder"), data="public")
-    people, victims = victims_of(split, exp.judging.identities, exp.judging.pictures)
     device = device_of_experiment(exp, store, split)
     released, found, rows, prior_rows = _audit(exp, store, split, evaluators, embedder, device, people, victims)
     control = None
     if exp.judging.positive_control:
         plain = classifier(store, replace(exp.target, weights=None), split, seed=seed)
         control = _audit(exp, store, split, evaluators, embedder, Device(store, plain, None, None, None, seed), people, victims)[2:]
-    references = reference_similarities(embedder, split.train, split.public)
-    partial, broken = (0 if column is None else int(column.sum()) for column in (found.partial, found.broken))
-    controls = judge_features(
-        rows, prior_rows, control, references, margin=exp.judging.margin, evaluators=evaluators, partial=partial, broken=broken,
-        strangers=(known := attackers_prior(exp, store, split)) is None or "saw" not in known.info,
-    )  # fmt: skip
-    useful, bare, facts = usefulness(device, victims, released)
-    facts |= _separation(embedder, split, found) | _transport(found, victims, store, exp, split, people)
-    return FeatureAudit(
-        exp, split, victims, device.target, evaluators, embedder, released, found, rows, prior_rows, useful, bare, facts, controls
+    prior, candidates = attackers_prior(exp, store, split), exp.judging.pictures * exp.attack.tries
+    draws, others = (store.step(BLIND, candidates, prior, split.public, people, seed=one) for one in (seed, seed_for(seed, "more draws")))
+    return FeatureProducts(
+        split, evaluators, embedder, people, victims, device, prior, released, found, rows, prior_rows, control, (draws, others)
     )
 
 
@@ -168,6 +196,13 @@ def device_of_experiment(exp: FeatureExperiment, store: Store, split: Split) -> 
     prior = trained_prior(store, exp.prior, split, None, seed=exp.seed) if exp.prior and "prior" in needed else None
     guesser = store.step(AMORTIZER, exp.amortizer, target, prior, seed=exp.seed) if "amortizer" in needed else None
     return Device(store, target, exp.protection, prior, guesser, exp.seed)
+
+
+def victims_of_experiment(exp: FeatureExperiment, split: Split) -> tuple[list[int], Images]:
+    """The attacked people and their pictures, refused now and not after hours of work if they are all alike: what features are good for could not be told."""
+    people, victims = victims_of(split, exp.judging.identities, exp.judging.pictures)
+    varied(attributes_in(victims, classes_of(exp.target, split)))
+    return people, victims
 
 
 def perceptual_of(exp: FeatureExperiment, store: Store, split: Split) -> Target:
@@ -233,7 +268,7 @@ def attackers_prior(exp: FeatureExperiment, store: Store, split: Split) -> Prior
     return prior
 
 
-def _release(
+def release(
     protection: Defense | None, target: Target, pictures: Pictures, prior: Prior | None, guesser: Guesser | None, number: int,
     *, seed: int, work: Work,
 ) -> Released:  # fmt: skip
@@ -257,6 +292,14 @@ def _learn(
     return Lesson({name: saved for name in attack.learned if (saved := work.load(name))})
 
 
+def ask_device(attack: FeatureAttack, line: Line, public: Images) -> None:
+    """Let the device release everything that an attack will ask it for, the victims' first features apart."""
+    for number in range(1, attack.averaged):
+        line.device.release(line.victims, number)
+    if attack.protects:
+        line.device.release(Pictures.of(public.floats(spread_evenly(len(public), attack.protects)), "public"))
+
+
 def _intercept(
     attack: FeatureAttack, line: Line, public: Images, prior: Prior | None, guesser: Guesser | None, embedder: Target | None,
     perceptual: Target | None, people: list[int], lesson: Lesson | None = None, *, seed: int, work: Work,
@@ -278,7 +321,7 @@ def _intercept(
     return intercept(attack, view, knowledge, torch.tensor(people), seed=seed, work=work)
 
 
-def _blind(candidates: int, prior: Prior | None, public: Images, people: list[int], *, seed: int, work: Work) -> Reconstructions:
+def blind_draws(candidates: int, prior: Prior | None, public: Images, people: list[int], *, seed: int, work: Work) -> Reconstructions:
     """What an attacker could show without any feature: draws of the prior, or where there is none pictures of other people."""
     if prior is not None:
         draws = prior_only(prior, people, candidates, seed=seed)
@@ -323,37 +366,6 @@ def usefulness(device: Device, victims: Images, released: Released) -> tuple[Map
     )
 
 
-def _separation(embedder: Target, split: Split, found: Reconstructions) -> dict[str, Any]:
-    """How far the people stay apart in what was rebuilt, between people over within, and what chance alone gives."""
-    groups = found.labels.repeat_interleave(found.images.shape[1])
-    if found.images.shape[1] < 2:
-        return {"lda": None, "lda_chance": None}
-    embeddings = embed(embedder, found.images.flatten(0, 1), public_centre(embedder, split.public)).cpu()
-    means = torch.stack([embeddings[groups == group].mean(0) for group in groups.unique()])
-    if torch.equal(
-        embeddings, means[groups.unique(return_inverse=True)[1]]
-    ):  # nothing varies within people, as where everybody gets one picture
-        return {"lda": None, "lda_chance": lda_chance(groups)}
-    return {"lda": lda_score(embeddings, groups), "lda_chance": lda_chance(groups)}
-
-
-def _transport(
-    found: Reconstructions, victims: Images, store: Store, exp: FeatureExperiment, split: Split, people: list[int]
-) -> dict[str, Any]:
-    """Earth mover's distances to blind draws, the privacy index: of rebuilt pictures, of other draws, and of the true pictures."""
-    prior = attackers_prior(exp, store, split)
-    candidates = found.images.shape[1]
-    draws, others = (
-        store.step(BLIND, candidates, prior, split.public, people, seed=seed).images
-        for seed in (exp.seed, seed_for(exp.seed, "more draws"))
-    )
-    truth = victims.floats().unflatten(0, (len(people), -1)).repeat_interleave(candidates // exp.judging.pictures, 1)
-    chosen = torch.linspace(0, len(people) * candidates - 1, min(TRANSPORTED, len(people) * candidates)).long()
-    sets = (images.flatten(0, 1)[chosen].flatten(1) for images in (found.images, truth, draws, others))
-    terms = pii_terms(*sets)
-    return {"emd": terms["rebuilt"], "emd_floor": terms["floor"], "emd_originals": terms["originals"]}
-
-
 def _fit(images: Tensor, shape: Shape) -> Tensor:
     """Pictures (I, K, C, H, W) in the size and colours of the data: a prior may make them otherwise."""
     return fitted(images.flatten(0, 1), shape).unflatten(0, images.shape[:2])
@@ -371,7 +383,7 @@ class _Fitting(nn.Module):
         return self.encoder(fitted(images, self.shape))
 
 
-def _amortize(config: Amortizer, target: Target, prior: Prior, *, seed: int, work: Work) -> Guesser:
+def amortize(config: Amortizer, target: Target, prior: Prior, *, seed: int, work: Work) -> Guesser:
     both = halves(target)
     network = config.train(_Fitting(both.encoder, both.image_shape), prior, seed=seed, work=work)
     return Guesser(network, config, both.feature_shape, prior.latent)
@@ -396,9 +408,9 @@ def _load_released(folder: Path) -> Released:
     return Released(tensors["features"], tuple(values["facts"]))
 
 
-AMORTIZER = Step("amortizer", 1, _amortize, Guesser.save, Guesser.load)
-RELEASE = Step("release", 1, _release, _save_released, _load_released)
+AMORTIZER = Step("amortizer", 1, amortize, Guesser.save, Guesser.load)
+RELEASE = Step("release", 1, release, _save_released, _load_released)
 LESSON = Step("lesson", 1, _learn, _save_lesson, _load_lesson)
 INTERCEPT = Step("intercept", 1, _intercept, save_found, load_found)
-BLIND = Step("blind", 1, _blind, save_found, load_found)
+BLIND = Step("blind", 1, blind_draws, save_found, load_found)
 FEATURE_SCORES = Step("feature_scores", 1, _score, save_rows, load_rows)

@@ -11,7 +11,7 @@ from frostglass.checks import parameters
 from frostglass.data.base import Dataset, datasets
 from frostglass.defenses.base import Defense, defenses
 from frostglass.errors import ConfigError
-from frostglass.experiments.config import Fractions, Reader, expand
+from frostglass.experiments.config import Fractions, Reader, parsed
 from frostglass.priors.amortizer import Amortizer
 from frostglass.priors.base import PriorMethod, priors
 from frostglass.priors.knowledge import Asset
@@ -104,6 +104,10 @@ def _problems(found: FeatureExperiment, *, given: bool) -> list[str]:
     problems = []
     if found.target is not None and not found.target.cut:
         problems.append('target.cut: required, and not given; name a layer, such as "stage1": what it puts out leaves the device')
+    elif found.target is not None and str(found.target.cut).lower() in ("none", "null"):
+        problems.append(
+            f'target.cut: {found.target.cut!r} names no layer; name one, such as "stage1", or audit the whole model: with a config that has no target.cut'
+        )
     if found.target is not None and not found.target.attributes:
         problems.append('target.attributes: required, and not given; name what the server should tell of a picture, or set ["all"]')
     judges = {
@@ -155,16 +159,10 @@ def is_about_features(values: Mapping[str, Any]) -> bool:
 
 def feature_experiments(values: Mapping[str, Any]) -> list[tuple[str, FeatureExperiment]]:
     """All experiments of a config; the problems of all of them in one error."""
-    found: list[tuple[str, FeatureExperiment]] = []
-    problems: list[str] = []
-    for label, config in expand(values):
-        try:
-            found.append((label, FeatureExperiment.parse(config)))
-        except ConfigError as error:
-            problems += error.problems
+    found, problems = parsed(values, FeatureExperiment.parse)
     problems += _together([experiment for _, experiment in found])
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(problems)
     return found
 
 

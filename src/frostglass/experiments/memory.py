@@ -25,7 +25,6 @@ from frostglass.data.images import fingerprints
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Moment, Size
 from frostglass.errors import FrostglassError
-from frostglass.experiments.config import Experiment
 from frostglass.experiments.pipeline import produce
 from frostglass.experiments.store import Step, Store
 from frostglass.files import Work
@@ -33,9 +32,11 @@ from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.base import MISFITS, first_line
 from frostglass.priors.base import Prior, PriorMethod
 from frostglass.priors.gan import SHEET
-from frostglass.runtime import frozen, generator_for, living_on, seeded
+from frostglass.runtime import HEAP, frozen, generator_for, living_on, seeded
 from frostglass.training import Training, accuracy, optimizer_of, stage_split, train_epoch, untrained
 from frostglass.types import Images, Reconstructions, Split, Target, View
+
+Counts = Callable[[Any], tuple[int, int, int]]  # people, their pictures and public pictures of a dataset
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -45,9 +46,6 @@ ANSWERED = (
 )  # bytes up to which values that code asks for are made up; anything larger is pictures or features, which nobody branches on
 SHOWN = 256  # pictures shown at once where nothing is learned from them; more of the same need no more memory
 
-HEAP = (
-    2**25
-)  # bytes; the C library takes larger blocks from the system and gives them back at once, smaller ones come from a heap that it keeps
 GAPS = 1.25  # a heap over the blocks that were in it at its fullest; freed places are not always of a size that is asked for next
 FABRIC = 250 * MIB  # what importing lightning_fabric and what it needs takes, which a training does; measured
 
@@ -161,7 +159,7 @@ def _all_rows(func: Any, args: Any) -> Any:
     return (args[0], chosen, *args[2:])
 
 
-class _Notes(Work):
+class Notes(Work):
     """The workplace of a rehearsed step: what it keeps is serialised in memory before it is written."""
 
     def __init__(self, ledger: Ledger):
@@ -193,10 +191,11 @@ class _Bare:
 ENOUGH = {
     "steps": 2, "critic_steps": 1, "epochs": 1, "r1_every": 1, "path_every": 1, "checkpoint_every": 1, "trials": 1, "generations": 1,
     "tries": SHOWN, "pool": 2 * SHOWN, "population": 2 * SHOWN, "decoder_steps": 1, "head_start": 0,
+    "first_steps": 1, "inner_steps": 1, "terms": 1, "index_steps": 1, "adapt_epochs": 1, "adapt_rounds": 1,
 }  # fmt: skip
 
 
-def _shortened(method: Any) -> Any:
+def shortened(method: Any) -> Any:
     """The method with as little to do as takes as much memory."""
     values = {field.name: getattr(method, field.name) for field in fields(method)}
     short = {name: min(most, values[name]) for name, most in ENOUGH.items() if name in values}
@@ -204,6 +203,9 @@ def _shortened(method: Any) -> Any:
         short["block_steps"] = tuple(min(1, steps) for steps in method.block_steps)
     if "budget" in values:  # one move
         short["budget"] = (method.points + 2) * method.samples
+    if begins := getattr(method, "begins", None):  # an attack that makes the start of this one
+        brief = shortened(begins)
+        short["starter"] = {field.name: getattr(brief, field.name) for field in fields(brief)}
     if isinstance(method, Attack):
         short["candidates"] = min(method.candidates, 2 * method.rows)
         short["keep"] = min(method.keep, short["candidates"])
@@ -216,7 +218,7 @@ class Rehearsal(Store):
     Steps are told apart by everything but their seed, which changes no size.
     """
 
-    def __init__(self, root: Path, ledger: Ledger, counts: Callable[[Any], tuple[int, int, int]]):
+    def __init__(self, root: Path, ledger: Ledger, counts: Counts):
         super().__init__(root)
         self.peaks: dict[str, int] = {}
         self.doing = ""
@@ -235,17 +237,9 @@ class Rehearsal(Store):
         return self._products[key]
 
     def _split(self, dataset: Any, fractions: Any, _: str) -> Split:
-        """Pictures as the split will have them, in number and shape; its making has each private picture four times, each public one twice."""
-        classes, private, public = self._counts(dataset)
-        shape, strangers = dataset.image_shape, dataset.public_people()
-        test, validation = (max(classes, int(private * share)) for share in (fractions.test, fractions.validation))
-        whose = torch.arange(len(strangers)).repeat_interleave(torch.tensor(strangers, dtype=torch.long))
-        split = Split(
-            train=_pictures(private - test - validation, shape, classes, "train"),
-            validation=_pictures(validation, shape, classes, "validation"),
-            test=_pictures(test, shape, classes, "test"),
-            public=_pictures(public, shape, len(strangers), "public", whose if len(whose) == public else None),
-        )
+        """The split that is foreseen; its making has each private picture four times, each public one twice."""
+        private, public = self._counts(dataset)[1:]
+        shape, split = dataset.image_shape, blank_split(dataset, fractions, self._counts)
         for images in (split.train, split.public):
             fingerprints(images.pixels)
         self._ledger.charge(*[private * math.prod(shape)] * 3, public * math.prod(shape))
@@ -268,33 +262,33 @@ class Rehearsal(Store):
         if not config.weights:
             self._fit(config, target, images, split.public, defenses, perceptual)
         with torch.no_grad():
-            accuracy(target, _first(images, SHOWN))
+            accuracy(target, first(images, SHOWN))
         return replace(target, info={"seconds": 0.0})
 
     def _fit(
         self, config: Training, target: Target, images: Images, public: Images, defenses: Sequence[Defense], perceptual: Target | None
     ) -> None:
         size = Size(len(images), config.batch, config.epochs)
-        batch = _first(images, math.ceil(len(images) / math.ceil(len(images) / config.batch)))
+        batch = first(images, math.ceil(len(images) / math.ceil(len(images) / config.batch)))
         compose.begin(defenses, target, batch, seed=0)
         trainable = [weight for weight in target.module.parameters() if weight.requires_grad]
         rule = compose.optimizer(defenses, target.module, optimizer_of(config, trainable), size)
         names, last = compose.taps(defenses, target), Moment(config.epochs - 1, config.epochs)
-        opponents = compose.opponents([_shortened(defense) for defense in defenses], target, public, perceptual, seed=0)
+        opponents = compose.opponents([shortened(defense) for defense in defenses], target, public, perceptual, seed=0)
         for _ in range(2):
             train_epoch(config, _Bare(), target.module, rule, target, batch, defenses, names, last, opponents, seed=0)
             best = {name: tensor.detach().clone() for name, tensor in target.module.state_dict().items()}
         self._ledger.charge(sum(tensor.nbytes for tensor in best.values()))
 
     def _prior(self, method: PriorMethod, public: Images, view: View | None, _: str, *base: Prior) -> Prior:
-        shown = _first(public, max(SHOWN, 2 * getattr(method, "batch", 0)))
+        shown = first(public, max(SHOWN, 2 * getattr(method, "batch", 0)))
         # What a target says of every public picture is kept while a prior is fitted to it.
         opinions = torch.empty(len(public) - len(shown), view.classes if view else 0, device=META)
         if getattr(method, "ready", False):  # a file has content, and is tried with it
             with living_on(torch.device("cpu")):
                 prior = method.read(public.shape)  # type: ignore[attr-defined]
         else:
-            prior = _shortened(method).train(shown, view, seed=0, work=_Notes(self._ledger), **({"base": base[0]} if base else {}))
+            prior = shortened(method).train(shown, view, seed=0, work=Notes(self._ledger), **({"base": base[0]} if base else {}))
         del opinions
         for module in prior.modules:
             module.to(META)
@@ -305,9 +299,9 @@ class Rehearsal(Store):
         return prior
 
     def _attack(self, attack: Attack, view: View, prior: Prior, people: int | None) -> Reconstructions:
-        everybody, short = min(people or view.classes, view.classes), _shortened(attack)
+        everybody, short = min(people or view.classes, view.classes), shortened(attack)
         shard = min(everybody, 2 * max(1, attack.rows // short.candidates))  # at least one whole
-        found = invert(short, view, prior, labels=range(shard), work=_Notes(self._ledger))
+        found = invert(short, view, prior, labels=range(shard), work=Notes(self._ledger))
         images = torch.empty(everybody, attack.keep, *found.images.shape[2:], device=META)
         self._ledger.charge(images.nbytes)  # the parts, and the whole they are joined to
         return replace(found, images=images, labels=torch.arange(everybody), draws=None, steps=None, broken=None, partial=None)
@@ -322,6 +316,21 @@ class Rehearsal(Store):
         return measure(metrics, Evidence(found, target, evaluators, few))
 
 
+def blank_split(dataset: Any, fractions: Any, counts: Counts) -> Split:
+    """Pictures as a split will have them, in number and shape, without content; as many of each person, and every other one has all attributes."""
+    classes, private, public = counts(dataset)
+    attributes = dataset.attribute_names() if hasattr(dataset, "attribute_names") else ()
+    shape, strangers = dataset.image_shape, dataset.public_people()
+    test, validation = (classes * max(1, round(private / classes * share)) for share in (fractions.test, fractions.validation))
+    whose = torch.arange(len(strangers)).repeat_interleave(torch.tensor(strangers, dtype=torch.long))
+    return Split(
+        train=_described(_pictures(private - test - validation, shape, classes, "train"), attributes),
+        validation=_pictures(validation, shape, classes, "validation"),
+        test=_described(_pictures(test, shape, classes, "test"), attributes),
+        public=_pictures(public, shape, len(strangers), "public", whose if len(whose) == public else None),
+    )
+
+
 def _pictures(count: int, shape: Sequence[int], people: int, name: str, whose: Tensor | None = None) -> Images:
     labels = torch.arange(count) % people if whose is None and people else torch.full((count,), -1) if whose is None else whose
     names = tuple(f"{'public' if name == 'public' else 'private'} {number}" for number in range(people))
@@ -329,12 +338,12 @@ def _pictures(count: int, shape: Sequence[int], people: int, name: str, whose: T
 
 
 def _described(images: Images, attributes: tuple[str, ...]) -> Images:
-    """Pictures that have the attributes a training names; "all" counts as one, for a few outputs more weigh nothing."""
-    known = torch.zeros(len(images), len(attributes), dtype=torch.bool)
+    """Pictures every other one of which has all the attributes a training names; "all" counts as one, for a few outputs more weigh nothing."""
+    known = (torch.arange(len(images))[:, None] % 2 == 0).repeat(1, len(attributes))
     return replace(images, attributes=known, attribute_names=attributes) if attributes else images
 
 
-def _first(images: Images, count: int) -> Images:
+def first(images: Images, count: int) -> Images:
     """The first pictures of a set, sharing its memory."""
     attributes = None if images.attributes is None else images.attributes[:count]
     return replace(
@@ -369,14 +378,20 @@ class Need:
     unknown: str = ""
 
 
-def foreseen(chosen: Sequence[tuple[str, Experiment]], store: Store, counts: Callable[[Any], tuple[int, int, int]]) -> Need:
-    """What the experiments of a config would need together; `counts` tells how many people and pictures a dataset has.
+def foreseen(
+    chosen: Sequence[tuple[str, Any]],
+    store: Store,
+    counts: Counts,
+    steps: Callable[[Any, Store], Any] = produce,
+    rehearsed: type[Rehearsal] = Rehearsal,
+) -> Need:
+    """What the experiments of a config would need together; `counts` tells how many people and pictures a dataset has, `steps` walks those of an experiment.
 
     A grid keeps the networks of all its experiments until its report is written. Those that differ in their seed alone are rehearsed once.
     """
     begun = resident() + (0 if "lightning_fabric" in sys.modules else FABRIC)
     ledger, alike = Ledger(), Counter(repr(replace(exp, seed=0)) for _, exp in chosen)
-    rehearsal, unknown = Rehearsal(store.root, ledger, counts), ""
+    rehearsal, unknown = rehearsed(store.root, ledger, counts), ""
     with living_on(META), seeded(0, "memory"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of networks that are never used
         for _, exp in chosen:
@@ -384,7 +399,7 @@ def foreseen(chosen: Sequence[tuple[str, Experiment]], store: Store, counts: Cal
             try:
                 with ledger:
                     if times:
-                        produce(replace(exp, seed=0), rehearsal)
+                        steps(replace(exp, seed=0), rehearsal)
             except (*MISFITS, FrostglassError) as error:
                 unknown = unknown or f"{rehearsal.doing} cannot be rehearsed: {first_line(error)}"
             ledger.repeat(before, times)

@@ -27,7 +27,7 @@ class Face:
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         if evidence.embedder is None:
-            raise ConfigError("face needs a network that tells people apart, and none is given: set [embedder]")
+            raise ConfigError("face needs a network that tells people apart, and none is given: pass embedder=...")
         victims = evidence.true_pictures
         centre = public_centre(evidence.embedder, evidence.split.public)
         true = embed(evidence.embedder, victims.flatten(0, 1), centre).unflatten(0, victims.shape[:2])

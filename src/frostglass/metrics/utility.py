@@ -39,12 +39,7 @@ def utility(
     _check(logits, answers)
     if labels is not None and labels.shape != logits.shape[:1]:
         raise DataError(f"expected one person for each of {len(logits)} pictures, got labels of shape {tuple(labels.shape)}")
-    yes = answers > 0
-    known = yes.any(0) & ~yes.all(0)
-    if not known.any():
-        raise DataError(
-            f"each of {yes.shape[1]} attributes has the same answer for all {len(yes)} pictures: utility cannot be measured on them"
-        )
+    yes, known = answers > 0, varied(answers)
     once = torch.ones(1, len(logits), dtype=torch.double)
     found = {name: values[0].item() for name, values in _means(logits, yes, known, once).items()}
     found |= {"attributes": len(known), "counted": int(known.sum()), "pictures": len(logits)}
@@ -61,6 +56,18 @@ def utility(
             low, high = interval(torch.full((people,), found[name]), level=level)
         found |= {f"{name}_low": low, f"{name}_high": high}
     return found | {"people": people}
+
+
+def varied(answers: Tensor) -> Tensor:
+    """Of which attributes there are pictures with and without, (A,) of bool for answers (N, A); refused if of none: then utility cannot be measured."""
+    yes = answers > 0
+    known = yes.any(0) & ~yes.all(0)
+    if not known.any():
+        raise DataError(
+            f"each of {yes.shape[1]} attributes has the same answer for all {len(yes)} pictures: utility cannot be measured on them; take more people or "
+            "pictures (judging.identities, judging.pictures), or other attributes (target.attributes)"
+        )
+    return known
 
 
 def _check(logits: Tensor, answers: Tensor) -> None:

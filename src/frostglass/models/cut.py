@@ -13,6 +13,7 @@ from frostglass.runtime import frozen
 from frostglass.types import Shape, Target
 
 IMAGES = 2
+SQUARE: Shape = (1, 1, 1)  # stands for pictures that are as high as wide
 ROUNDING = 1e-4  # of the largest logit: the two halves may round otherwise than the whole
 
 
@@ -63,6 +64,19 @@ def halves(target: Target) -> Halves:
     if not target.cut:
         raise ModelError("this target is not cut: name the layer behind which its features leave the device with target.cut")
     return cut(target.module, target.cut, target.image_shape)
+
+
+def channel_axis(feature_shape: tuple[int, ...], image_shape: Shape = SQUARE) -> int:
+    """Which number of a feature's shape counts its channels: that of a vector (C,), the last of tokens (T, C), the first of maps (C, H, W).
+
+    Some transformers keep the channels of maps last, (H, W, C). That is so where the first two numbers have the proportions of the picture and the last two
+    have not; where all three are alike, channels come first.
+    """
+    if len(feature_shape) != 3:
+        return 1 if len(feature_shape) == 2 else 0
+    first, second, third = feature_shape
+    _, high, wide = image_shape
+    return 2 if first * wide == second * high and second * wide != third * high else 0
 
 
 def layer_name(module: nn.Module, tap: str) -> str:

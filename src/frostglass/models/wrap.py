@@ -36,6 +36,10 @@ def wrap(
         cut: the layer behind which features leave the device, where the network is split between one and a server.
         attributes: the classes are attributes, any number of which a picture may have.
     """
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"expected a torch.nn.Module to wrap, got {module!r}: a function is called by the forward of a small module of your own, a class is made first"
+        )
     names = _names(classes)
     _check_logits(module, len(names), image_shape)
     check_layers(module, image_shape, head=head, taps=tuple(taps or ()))

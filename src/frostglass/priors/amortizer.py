@@ -13,6 +13,7 @@ from frostglass.errors import ConfigError, RunError
 from frostglass.files import Work
 from frostglass.models.base import probe
 from frostglass.priors.base import Prior
+from frostglass.priors.decoder import channels_first
 from frostglass.runtime import (
     channels_last,
     device_of,
@@ -72,8 +73,8 @@ class Amortizer:
             for given, made in itertools.pairwise(sizes):
                 layers += [nn.Linear(given, made, bias=False), nn.BatchNorm1d(made), nn.LeakyReLU(LEAK)]
             return nn.Sequential(*layers, nn.Linear(sizes[-1], latent))
-        channels, height, breadth = feature_shape
-        layers, stage = [], 0
+        layers, (channels, height, breadth) = channels_first(feature_shape)
+        stage = 0
         while min(height, breadth) >= 4:
             wide = self.width * WIDENING[min(stage, len(WIDENING) - 1)]
             layers += [nn.Conv2d(channels, wide, 4, 2, 1, bias=False), nn.BatchNorm2d(wide), nn.LeakyReLU(LEAK)]

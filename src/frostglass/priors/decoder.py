@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.errors import ConfigError, RunError
+from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.models.perceptual import perceptual_distance
 from frostglass.priors.wgan import build_critic, build_generator
 from frostglass.runtime import optimizer_tensors, restore_optimizer, under_prefix, with_prefix
@@ -97,6 +98,12 @@ class ChannelsFirst(nn.Module):
         return maps.permute(0, 3, 1, 2)
 
 
+def channels_first(feature_shape: tuple[int, ...], image_shape: Shape = SQUARE) -> tuple[list[nn.Module], Shape]:
+    """Layers that put the channels of maps first where they are last, and the maps' shape then."""
+    first, second, third = feature_shape
+    return ([ChannelsFirst()], (third, first, second)) if channel_axis(feature_shape, image_shape) else ([], (first, second, third))
+
+
 def _mirrored(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> list[nn.Module]:
     layers, (channels, high, wide) = _as_maps(feature_shape, image_shape, width)
     doublings = max(0, min(round(math.log2(image_shape[1] / high)), round(math.log2(image_shape[2] / wide))))
@@ -111,12 +118,7 @@ def _mirrored(feature_shape: tuple[int, ...], image_shape: Shape, width: int) ->
 def _as_maps(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> tuple[list[nn.Module], Shape]:
     """Layers that make maps of a feature, and their shape."""
     if len(feature_shape) == 3:
-        first, second, third = feature_shape
-        _, high, wide = image_shape
-        # Some transformers keep channels last; only maps have the proportions of the picture.
-        if first * wide == second * high and second * wide != third * high:
-            return [ChannelsFirst()], (third, first, second)
-        return [], (first, second, third)
+        return channels_first(feature_shape, image_shape)
     if len(feature_shape) == 2 and feature_shape[0] - math.isqrt(feature_shape[0]) ** 2 in (0, 1):
         grid = TokenMaps(feature_shape[0])
         return [grid], (feature_shape[1] * (1 + grid.whole), grid.side, grid.side)
@@ -155,15 +157,15 @@ def _crafter(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> 
     return [nn.Flatten(), *layers, last]
 
 
-def standardised(features: Tensor) -> Tensor:
-    """Features (N, ...) with mean 0 and variance 1 in each channel over the batch, as any attacker makes them with statistics of his own.
+def standardised(features: Tensor, image_shape: Shape = SQUARE) -> Tensor:
+    """Features (N, ...) of pictures of a shape, with mean 0 and variance 1 in each channel over the batch, as any attacker makes them with statistics of his own.
 
     So no scale or shift of a channel, nor of the whole, changes anything: whoever learns to withstand a decoder gains nothing by them. The
     statistics are always those of the batch, differentiably: with stored ones scaling would still pay, until they follow. Channels much
     fainter than the others stay so, or their gradients would explode.
     """
-    last = features.ndim == 3  # tokens keep their channels last
-    axes = [0, *(range(1, 2) if last else range(2, features.ndim))]
+    channels = 1 + channel_axis(tuple(features.shape[1:]), image_shape)
+    axes = [axis for axis in range(features.ndim) if axis != channels]
     centred = features - features.mean(axes, keepdim=True)
     variance = centred.square().mean(axes, keepdim=True)
     return centred / (variance + FAINT * variance.mean() + 1e-12).sqrt()
@@ -175,8 +177,7 @@ def pixel_distance(made: Tensor, images: Tensor, norm: DecoderNorm) -> Tensor:
 
 
 def decoder_loss(
-    decoder: nn.Module,
-    features: Tensor,
+    made: Tensor,
     images: Tensor,
     *,
     adversarial: float = 0.0,
@@ -186,21 +187,6 @@ def decoder_loss(
     norm: DecoderNorm = "mean_square",
 ) -> Tensor:
     """L_p + μ1 L_adv + μ2 L_perc of the pictures a decoder makes: by their pixels, -ln D of a critic's logits, and the layers of a judge."""
-    return _loss_of(
-        decoder(features), images, adversarial=adversarial, perceptual_weight=perceptual_weight, critic=critic, judge=judge, norm=norm
-    )
-
-
-def _loss_of(
-    made: Tensor,
-    images: Tensor,
-    *,
-    adversarial: float,
-    perceptual_weight: float,
-    critic: nn.Module | None,
-    judge: Target | None,
-    norm: DecoderNorm,
-) -> Tensor:
     loss = pixel_distance(made, images, norm)
     if adversarial:
         if critic is None:
@@ -208,7 +194,7 @@ def _loss_of(
         loss = loss + adversarial * F.softplus(-critic(made)).mean()
     if perceptual_weight:
         if judge is None:
-            raise ConfigError("a decoder with a perceptual weight needs a perceptual network, and none is given: set [perceptual]")
+            raise ConfigError("a decoder with a perceptual weight needs a perceptual network, and none is given: pass judge=...")
         loss = loss + perceptual_weight * perceptual_distance(judge, made, images).mean()
     return loss
 
@@ -264,7 +250,7 @@ class DecoderGame:
             self.critic.train().requires_grad_(True)
             self._descend("critic", critic_loss(self.critic, images, made))
             self.critic.eval().requires_grad_(False)
-        loss = _loss_of(
+        loss = decoder_loss(
             made, images, adversarial=self._adversarial, perceptual_weight=self._perceptual, critic=self.critic, judge=self._judge,
             norm=self._norm,
         )  # fmt: skip

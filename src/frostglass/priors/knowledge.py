@@ -28,14 +28,14 @@ class Knowledge:
 
     def lacking(self, needed: frozenset[Asset], who: str) -> list[str]:
         """What is missing for somebody who needs these, in words."""
-        return [f"{who} needs the {asset}, and none is given: set [{asset}]" for asset in sorted(needed) if getattr(self, asset) is None]
+        return [f"{who} needs the {asset}, and none is given: pass {asset}=..." for asset in sorted(needed) if getattr(self, asset) is None]
 
     def the_public(self) -> Images:
         if self.public is None or not len(self.public):
-            raise ConfigError("public pictures are needed, and none are given")
+            raise ConfigError("public pictures are needed, and none are given: pass public=...")
         return self.public
 
     def the_prior(self) -> Prior:
         if self.prior is None:
-            raise ConfigError("a prior is needed, and none is given: set [prior]")
+            raise ConfigError("a prior is needed, and none is given: pass prior=...")
         return self.prior

@@ -6,12 +6,13 @@ from typing import Literal
 
 from frostglass.experiments.features import FeatureJudging
 from frostglass.metrics.stats import interval
-from frostglass.report.charts import number
+from frostglass.report.charts import listed, number
 from frostglass.report.feature_runs import Usefulness
 from frostglass.report.feature_study import UNPROTECTED, Attempt, FeatureStudy, Protection, named
 from frostglass.report.runs import Measured
 
 MOST_COMPARED = 4  # protections that are compared one by one
+BROKE_OFF = "search broke off"  # in the reason of a vacuous audit
 
 
 def feature_answer(study: FeatureStudy) -> dict[str, list[str]]:
@@ -63,18 +64,26 @@ def _hollow_sentences(study: FeatureStudy, protections: Sequence[Protection], *,
             f"{subject}: the network that compares faces hardly tells people apart, so no similarity on this page means anything.",
             "A low number means a blind judge here, not a safe feature.",
         ]
-    uncontrolled = any(not attempt.facts.controls.control_lift for protection in protections for attempt in protection.attempts)
-    reason = (
-        "no positive control was run, so a failed attack cannot be told from a good protection"
-        if uncontrolled
-        else "the attack fails even on unprotected features, so its failure on any others proves nothing"
-    )
+    reasons: dict[str, list[str]] = {}
+    for attempt in (attempt for protection in protections for attempt in protection.attempts):
+        reasons.setdefault(_why(attempt), []).append(attempt.method)
+    several = {reason: f"{reason} ({listed(list(dict.fromkeys(methods)))})" for reason, methods in reasons.items()}
+    told = "; ".join(several.values() if len(several) > 1 else several)
     leaks = [p.strongest for p in protections if p.strongest.facts.controls.lift["similarity"].low > FeatureJudging().margin]
     return [
-        f"{subject}: {reason}.",
+        f"{subject}: {told}.",
         "A low number means a weak attack here, not a safe feature.",
         *(f"A high number is a leak all the same: {_found(attempt)} for {attempt.label}." for attempt in leaks),
     ]
+
+
+def _why(attempt: Attempt) -> str:
+    """Why an audit proves nothing, without its numbers, which are told beside its name."""
+    if BROKE_OFF in attempt.vacuous:
+        return "the search broke off for most people, so a low number says nothing of the features"
+    if not attempt.facts.controls.control_lift:
+        return "no positive control was run, so a failed attack cannot be told from a good protection"
+    return "the attack fails even on unprotected features, so its failure on any others proves nothing"
 
 
 def _leaving_sentence(study: FeatureStudy) -> str:

@@ -15,8 +15,8 @@ from frostglass.errors import DataError
 from frostglass.experiments.feature_grid import FEATURE_RUN_FORMAT
 from frostglass.files import read_tensors
 from frostglass.report.charts import frosted
-from frostglass.report.redact import covered, everywhere, hidden_method, hider
-from frostglass.report.runs import Measured, Network, check_format, check_pictures, open_run, read_lines
+from frostglass.report.redact import covered, hidden_document, hider
+from frostglass.report.runs import Measured, Network, Outline, check_format, check_pictures, open_run, read_lines
 
 KIND = "features"
 OWN_FACTS = ("granted", "attributes", "cut")  # words of the package and of the data's table, never people
@@ -84,17 +84,10 @@ class FeatureAuditFacts(BaseModel):
     keys: dict[str, str]
 
 
-class FeatureRunFacts(BaseModel):
+class FeatureRunFacts(Outline):
     """What a report needs of the run.json of a run about features."""
 
-    name: str
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    threads: int
-    data: dict[str, Any]
-    identities: list[str] = Field(min_length=1)
     pictures: Annotated[int, Field(ge=1)]
-    evaluators: list[Network] = Field(min_length=1)
     embedder: Network
     references: References
     audits: list[FeatureAuditFacts] = Field(min_length=1)
@@ -202,13 +195,9 @@ def without_names_and_faces(runs: Sequence[FeatureRunFiles]) -> list[FeatureRunF
     hide = hider(covered(name for run in runs for name in run.facts.identities))
     result = []
     for run in runs:
-        document = everywhere(hide, run.document)
+        document = hidden_document(hide, run.document)
         for plain, hidden in zip(run.document["audits"], document["audits"], strict=True):
-            hidden["attack"] = hidden_method(hide, plain["attack"])
-            hidden["defenses"] = [hidden_method(hide, defense) for defense in plain["defenses"]]
             hidden |= {name: plain[name] for name in OWN_FACTS}
-        for part in ("settings", "data"):
-            document[part] = everywhere(hide, run.document[part], keys=True)
         pictures = {name: frosted(pixels) for name, pixels in run.pictures.items()}
         result.append(FeatureRunFiles(document, FeatureRunFacts.model_validate(document), run.rows, pictures))
     return result

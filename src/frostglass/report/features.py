@@ -33,7 +33,7 @@ MEASURES = {
     "residual_start": "inversion error before",
     "residual_end": "inversion error after",
     "deviation": "mean square change",
-    "slope": "slope at the end",
+    "gradient_end": "slope at the end",
     "terms": "terms of the inverse",
     "steps": "steps",
     "pictures": "pictures",

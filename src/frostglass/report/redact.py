@@ -17,18 +17,23 @@ def without_names_and_faces(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
     hide = hider(cover)
     result = []
     for run in runs:
-        document = everywhere(hide, run.document)
+        document = hidden_document(hide, run.document)
         for plain, hidden in zip(run.document["audits"], document["audits"], strict=True):
-            hidden["attack"] = hidden_method(hide, plain["attack"])
-            hidden["defenses"] = [hidden_method(hide, defense) for defense in plain["defenses"]]
             # What defenses tell of a network is about layers and numbers; only the recipe may name files.
             hidden["training"] = plain["training"] | {"recipe": hidden_method(hide, plain["training"]["recipe"])}
-        for part in ("settings", "data"):
-            document[part] = everywhere(hide, run.document[part], keys=True)
         verdicts = tuple({cover[name]: verdict for name, verdict in some.items()} for some in run.verdicts)
         pictures = {name: frosted(pixels) for name, pixels in run.pictures.items()}
         result.append(LoadedRun(document, RunFacts.model_validate(document), verdicts, pictures))
     return result
+
+
+def hidden_document(hide: Callable[[str], str], document: Mapping[str, Any]) -> dict[str, Any]:
+    """A run.json of any kind without people."""
+    hidden: dict[str, Any] = everywhere(hide, document)
+    for plain, audit in zip(document["audits"], hidden["audits"], strict=True):
+        audit["attack"] = hidden_method(hide, plain["attack"])
+        audit["defenses"] = [hidden_method(hide, defense) for defense in plain["defenses"]]
+    return hidden | {part: everywhere(hide, document[part], keys=True) for part in ("settings", "data")}
 
 
 def hidden_method(hide: Callable[[str], str], method: Mapping[str, Any]) -> dict[str, Any]:

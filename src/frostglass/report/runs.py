@@ -98,8 +98,8 @@ class AuditFacts(BaseModel):
     keys: dict[str, str]
 
 
-class RunFacts(BaseModel):
-    """What a report needs of a run.json."""
+class Outline(BaseModel):
+    """What a report needs of a run.json of any kind, besides its audits."""
 
     name: str
     settings: dict[str, Any]
@@ -108,6 +108,11 @@ class RunFacts(BaseModel):
     data: dict[str, Any]
     identities: list[str] = Field(min_length=1)
     evaluators: list[Network] = Field(min_length=1)
+
+
+class RunFacts(Outline):
+    """What a report needs of a run.json."""
+
     audits: list[AuditFacts] = Field(min_length=1)
 
 

@@ -35,6 +35,17 @@ class Rebuilt:
     broken: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Effort:
+    """What an attack does besides its lesson: pictures it has `encoded`, pictures it follows gradients through, once for each step, by way of the prior
+    (`through_prior`) or of pixels alone (`pixels`), and `steps` in which a network learns."""
+
+    encoded: int = 0
+    through_prior: int = 0
+    pixels: int = 0
+    steps: int = 0
+
+
 class Ledger:
     """The checkpoints of an attack, and how much each part of its work has asked.
 
@@ -138,8 +149,17 @@ class FeatureAttack:
         """The checkpoints in which a lesson is kept; an attack that finds them has had it."""
         return ()
 
+    @property
+    def protects(self) -> int:
+        """How many public pictures the device is asked to protect, to learn from what it makes of them."""
+        return 0
+
+    def effort(self, victims: int) -> Effort:
+        """How much there is to do for so many victim pictures, for whoever wants to know how long it will take."""
+        raise TypeError(f"{type(self).__name__} must define effort()")
+
     def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
-        """Everything that keeps this attack from running with this view and knowledge."""
+        """Everything that keeps this attack from running with this view and knowledge; nothing is computed."""
         return knowledge.lacking(self.needs, self.name)
 
     def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:

@@ -1,20 +1,19 @@
 """Black-box inversion by a decoder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from frostglass.attacks.features.base import Ledger, Rebuilt, feature_attacks
-from frostglass.attacks.features.learned import Learned, flipped
+from frostglass.attacks.features.learned import Learned, Student, flipped
 from frostglass.attacks.features.view import FeatureView, in_company
 from frostglass.checks import parameters
-from frostglass.priors.decoder import DecoderForm, DecoderGame, DecoderNorm
+from frostglass.priors.decoder import SMALLEST, DecoderForm, DecoderGame, DecoderNorm
 from frostglass.priors.knowledge import Asset, Knowledge
 from frostglass.runtime import seeded
 
-SMALLEST = 8  # pixels a side that a critic can judge
 CRAFTER_LEAVES_OUT: Mapping[str, Any] = {"standardize": False, "flips": False, "validation": 0.0}
 
 
@@ -68,16 +67,20 @@ class Decoder(Learned):
             found.append(f"{self.name}.adversarial needs pictures of at least {SMALLEST} pixels a side: set it to 0")
         return found
 
+    def untaught(self, view: FeatureView, knowledge: Knowledge, answer: Sequence[int]) -> tuple[Student, nn.Module]:
+        game = DecoderGame(
+            view.feature_shape, view.image_shape, width=self.width, form=self.form, lr=self.lr, adversarial=self.adversarial,
+            perceptual_weight=self.perceptual, judge=knowledge.perceptual, norm=self.norm, device=view.device,
+        )  # fmt: skip
+        return game, game.decoder
+
     def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
         public = knowledge.the_public()
         with seeded(seed, "decoder", "init"):
-            game = DecoderGame(
-                view.feature_shape, view.image_shape, width=self.width, form=self.form, lr=self.lr, adversarial=self.adversarial,
-                perceptual_weight=self.perceptual, judge=knowledge.perceptual, norm=self.norm, device=view.device,
-            )  # fmt: skip
+            game, decoder = self.untaught(view, knowledge, view.image_shape)
 
         def pictures(places: Tensor, mirrored: Tensor) -> Tensor:
             return view.fit(flipped(public.floats(places), mirrored))
 
-        decode = self.taught(game, game.decoder, view, public, pictures, seed=seed, ledger=ledger)
+        decode = self.taught(game, decoder, view, public, pictures, seed=seed, ledger=ledger)
         return Rebuilt(in_company(decode, features)[:, None])

@@ -1,13 +1,15 @@
 """White-box inversion that moves the picture itself."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.features.base import FeatureAttack, Ledger, Rebuilt, feature_attacks
+from frostglass.attacks.dice import filled
+from frostglass.attacks.features.base import Effort, FeatureAttack, Ledger, Rebuilt, feature_attacks
 from frostglass.attacks.features.decoder import Decoder
 from frostglass.attacks.features.latent import Latent
 from frostglass.attacks.features.searched import Searched
@@ -82,6 +84,14 @@ class Hybrid(Searched):
     @property
     def lesson(self) -> FeatureAttack | None:
         return self.begins.lesson if self.begins else None
+
+    @property
+    def protects(self) -> int:
+        return self.begins.protects if self.begins else 0
+
+    def effort(self, victims: int) -> Effort:
+        before = self.begins.effort(victims) if self.begins else Effort()
+        return replace(before, pixels=self.steps * len(filled(victims * self.tries)))
 
     def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
         return self.begins.problems(view, knowledge) if self.begins else []

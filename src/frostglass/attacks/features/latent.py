@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.features.base import Ledger, Rebuilt, cannot_adapt, feature_attacks, spread_evenly
+from frostglass.attacks.dice import filled
+from frostglass.attacks.features.base import Effort, Ledger, Rebuilt, cannot_adapt, feature_attacks, spread_evenly
 from frostglass.attacks.features.learned import copied, put_back
 from frostglass.attacks.features.searched import Searched
 from frostglass.attacks.features.view import CHUNK, Ability, FeatureView, in_company
@@ -96,6 +97,18 @@ class Latent(Searched):
     @property
     def needs(self) -> frozenset[Asset]:
         return frozenset({"prior", "amortizer"} if self.start == "amortized" else {"prior"})
+
+    @property
+    def protects(self) -> int:
+        return self.adapt
+
+    def effort(self, victims: int) -> Effort:
+        held = math.ceil(HELD * self.adapt)
+        looks = self.steps * len(filled(victims * self.tries))
+        if self.adapt:
+            turns = [len(filled(self.adapt - held))] * self.adapt_rounds + [len(filled(held))] * (1 + self.adapt_rounds)
+            looks += self.steps * sum(turns) + self.adapt_rounds * self.adapt_epochs * (self.adapt - held)
+        return Effort(encoded=2 * self.pool if self.adapt else self.pool, through_prior=looks)
 
     def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
         found = super().problems(view, knowledge)

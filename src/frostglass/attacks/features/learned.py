@@ -1,7 +1,7 @@
 """What the attacks share that learn from public pictures what a feature means: parameters, lessons and the loop of epochs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.attacks.features.base import FeatureAttack, Ledger, cannot_adapt, spread_evenly
+from frostglass.attacks.features.base import Effort, FeatureAttack, Ledger, cannot_adapt, spread_evenly
 from frostglass.attacks.features.view import CHUNK, Ability, FeatureView
 from frostglass.checks import parameters
 from frostglass.errors import RunError
+from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.priors.knowledge import Knowledge
 from frostglass.runtime import generator_for, under_prefix, with_prefix
-from frostglass.types import Images
+from frostglass.types import Images, Shape
 
 FITS = 2**30  # bytes of features that are kept; more are asked for again in each epoch
 MEASURED = 1000  # pictures whose features tell how large features are
@@ -93,6 +94,21 @@ class Learned(FeatureAttack):
         return replace(self, adapt=0, adapt_epochs=1, averaged=1)
 
     @property
+    def protects(self) -> int:
+        return self.adapt
+
+    def effort(self, victims: int) -> Effort:
+        return Effort(encoded=victims, steps=self.adapt_epochs * self.steps_in(self.adapt) if self.adapt else 0)
+
+    def steps_in(self, count: int) -> int:
+        """Steps of an epoch over so many pictures, some of which are held out."""
+        return max(1, (count - self._held(count)) // self.batch)
+
+    def untaught(self, view: FeatureView, knowledge: Knowledge, answer: Sequence[int]) -> tuple[Student, nn.Module]:
+        """Who learns to give answers of a shape, and the network that it learns with; weights are drawn from torch's global generator."""
+        raise TypeError(f"{type(self).__name__} must define untaught()")
+
+    @property
     def learned(self) -> tuple[str, ...]:
         return (f"{self.name}-units", self.name)
 
@@ -110,7 +126,9 @@ class Learned(FeatureAttack):
         some = spread_evenly(len(public), min(MEASURED, len(public)))
         mean, deviation = torch.tensor([0.0, 1.0]).to(view.device)
         if self.standardize:
-            mean, deviation = ledger.once(f"{self.name}-units", lambda: units_of(asked(some, torch.zeros_like(some, dtype=torch.bool))))
+            mean, deviation = ledger.once(
+                f"{self.name}-units", lambda: units_of(asked(some, torch.zeros_like(some, dtype=torch.bool)), view.image_shape)
+            )
         plain = Lessons(len(public), lambda places, mirrored: (asked(places, mirrored) - mean) / deviation, answers, self.flips)
         with ledger.part(self.name):
             self._learn(self.name, student, network, plain, self.epochs, seed=seed, ledger=ledger)
@@ -176,7 +194,9 @@ class Learned(FeatureAttack):
     def _epoch(self, student: Student, lessons: Lessons, places: Tensor, dice: torch.Generator) -> None:
         order = places[torch.randperm(len(places), generator=dice)]
         mirrored = torch.rand(len(order), generator=dice) < (0.5 if lessons.flips else 0.0)
-        batches = max(1, len(order) // self.batch)  # of one size or nearly, never smaller than `batch`: batch norm needs company
+        batches = max(
+            1, len(order) // self.batch
+        )  # as in `steps_in`; of one size or nearly, never smaller than `batch`: batch norm needs company
         for part, sides in zip(order.tensor_split(batches), mirrored.tensor_split(batches), strict=True):
             student.step(*lessons.at(part, sides))
 
@@ -190,14 +210,15 @@ def chosen_from(tables: list[Tensor], places: Tensor, mirrored: Tensor) -> Tenso
     """Rows of the first table, or of the second where `mirrored`."""
     places, mirrored = (index.to(tables[0].device) for index in (places, mirrored))
     rows = tables[0][places]
-    if mirrored.any():
+    if len(tables) > 1 and mirrored.any():
         rows[mirrored] = tables[1][places[mirrored]]
     return rows
 
 
-def units_of(features: Tensor) -> Tensor:
-    """Mean and deviation (2, ...) of features (N, ...): of each number of a vector, of each channel of maps (C, H, W), of each number of tokens (T, D)."""
-    axes = {2: [0], 3: [0, 1]}.get(features.ndim, [0, *range(2, features.ndim)])
+def units_of(features: Tensor, image_shape: Shape = SQUARE) -> Tensor:
+    """Mean and deviation (2, ...) of each channel of features (N, ...) of pictures of a shape."""
+    channels = 1 + channel_axis(tuple(features.shape[1:]), image_shape)
+    axes = [axis for axis in range(features.ndim) if axis != channels]
     deviation, mean = torch.std_mean(features, dim=axes, keepdim=True, correction=0)
     return torch.stack([mean[0], deviation[0].clamp(min=max(FAINTEST * deviation.max().item(), 1e-12))])
 

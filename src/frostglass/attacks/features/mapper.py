@@ -1,7 +1,7 @@
 """From a feature to the person, without a picture."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -10,13 +10,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.attacks.features.base import Ledger, Rebuilt, feature_attacks
-from frostglass.attacks.features.learned import Learned, chosen_from, flipped
+from frostglass.attacks.features.learned import Learned, Student, chosen_from, flipped
 from frostglass.attacks.features.view import CHUNK, FeatureView, in_company
 from frostglass.checks import parameters
 from frostglass.errors import ConfigError
+from frostglass.models.cut import SQUARE
+from frostglass.priors.decoder import channels_first
 from frostglass.priors.embedding import embed, public_centre
 from frostglass.priors.knowledge import Asset, Knowledge
 from frostglass.runtime import optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
+from frostglass.types import Shape
 
 COARSEST = 4  # pixels a side below which maps are not made smaller
 WIDEST = 8  # times `width`: most channels of a stage
@@ -53,10 +56,14 @@ class Mapper(Learned):
     def needs(self) -> frozenset[Asset]:
         return frozenset({"embedder"})
 
+    def untaught(self, view: FeatureView, knowledge: Knowledge, answer: Sequence[int]) -> tuple[Student, nn.Module]:
+        network = build_mapper(view.feature_shape, *answer, width=self.width, hidden=self.hidden, image_shape=view.image_shape)
+        return Regression(network.to(view.device), self.lr), network
+
     def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
         public, embedder = knowledge.the_public(), knowledge.embedder
         if embedder is None:
-            raise ConfigError("mapper needs the embedder, and none is given: set [embedder]")
+            raise ConfigError("mapper needs the embedder, and none is given: pass embedder=...")
         centre = public_centre(embedder, public)
 
         def embeddings(mirrored: bool) -> Tensor:
@@ -67,8 +74,7 @@ class Mapper(Learned):
 
         known = [embeddings(False), *([embeddings(True)] if self.flips else [])]
         with seeded(seed, "mapper", "init"):
-            network = build_mapper(view.feature_shape, known[0].shape[1], width=self.width, hidden=self.hidden).to(view.device)
-        student = Regression(network, self.lr)
+            student, network = self.untaught(view, knowledge, known[0].shape[1:])
         guess = self.taught(
             student, network, view, public, lambda places, mirrored: chosen_from(known, places, mirrored), seed=seed, ledger=ledger
         )
@@ -111,10 +117,14 @@ class Beside(nn.Module):
         return torch.cat([network(features) for network in self.networks], 1)
 
 
-def build_mapper(feature_shape: tuple[int, ...], size: int, *, width: int = 64, hidden: int = 512) -> nn.Sequential:
-    """A network that maps features (N, *feature_shape) to rows (N, size); draws its weights from torch's global generator."""
-    first, numbers = _strided(*feature_shape, width=width) if len(feature_shape) == 3 else (nn.Flatten(), math.prod(feature_shape))
+def build_mapper(
+    feature_shape: tuple[int, ...], size: int, *, width: int = 64, hidden: int = 512, image_shape: Shape = SQUARE
+) -> nn.Sequential:
+    """A network that maps features (N, *feature_shape) of pictures of a shape to rows (N, size); draws its weights from torch's global generator."""
+    turned, maps = channels_first(feature_shape, image_shape) if len(feature_shape) == 3 else ([], None)
+    first, numbers = _strided(*maps, width=width) if maps else (nn.Flatten(), math.prod(feature_shape))
     return nn.Sequential(
+        *turned,
         first,
         nn.Linear(numbers, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
         nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
