@@ -59,9 +59,9 @@ def keep_memory() -> None:
     """Let this process keep the memory it frees: every step of a search or a training asks for the same blocks again, and those of some
     size would else come from the system each time, page by page. Does nothing where the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        for parameter, value in ((MMAP_THRESHOLD, HEAP), (TRIM_THRESHOLD, 2**31 - 1)):
-            mallopt(parameter, value)
+    # Older versions refuse more than 32 MiB. The second setting alone would do harm: it fixes the first at its small default.
+    if mallopt is not None and any(mallopt(MMAP_THRESHOLD, most) for most in (HEAP, 2**25)):
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
 
 
 def device_of(module: nn.Module) -> torch.device:

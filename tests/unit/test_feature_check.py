@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from tests.worlds import SHAPE, MemoryWork, images, prior
 from torch import nn
 from typer.testing import CliRunner
@@ -114,8 +115,8 @@ LATE = {
     ),
     "nobody with two photos": (
         {"data": {**TOY["data"], "images": 3}, "judging": {"pictures": 1}},
-        "judging: about 1 of each person's 3 pictures is left to train with, and two photos of one person are compared to tell what a similarity means: "
-        "give more pictures, or lower split.test",
+        "data: nobody has more than 3 pictures, of which 2 are held out, and two photos of one person that are not must be compared to tell what a similarity "
+        "means: give more pictures of a person",
     ),
 }
 
@@ -123,6 +124,61 @@ LATE = {
 @pytest.mark.parametrize(("changes", "problem"), LATE.values(), ids=LATE)
 def test_what_would_come_late_is_told_at_once(changes, problem):
     assert problem in told(changes)
+
+
+def test_too_few_photos_to_compare_can_be_shipped():
+    few = feature_experiments(TOY | {"data": {**TOY["data"], "images": 3}, "judging": {"pictures": 1}})
+    assert feature_problems(few)
+    assert not feature_problems(few, shipped=True)
+
+
+def folder_of(place, people, *, pictures=4):
+    for person in people:
+        (place / person).mkdir(parents=True)
+        for number in range(pictures + (person == people[0])):
+            shade = 40 * number + len(person)
+            Image.new("RGB", (16, 16), (shade, 9 * len(place.name), 7 * number)).save(place / person / f"{person}{number}.png")
+    return place
+
+
+@pytest.fixture
+def album(tmp_path):
+    """A config on folders of pictures with a table that says nothing of the public ones."""
+    private, public = folder_of(tmp_path / "private", ["anna", "bo"]), folder_of(tmp_path / "public", ["cleo", "dimitri"])
+    lines = [f"{file.relative_to(private).as_posix()},{number % 2}" for number, file in enumerate(sorted(private.rglob("*.png")))]
+    (tmp_path / "table.csv").write_text("\n".join(["picture,hat", *lines]), encoding="utf-8")
+    data = {"name": "folder", "private": str(private), "public": str(public), "size": 16, "attributes": str(tmp_path / "table.csv")}
+    return TOY | {"data": data, "judging": {"pictures": 1, "identities": 2}}
+
+
+def test_a_table_without_public_lines_will_do_unless_a_training_begins_there(album):
+    assert feature_problems(feature_experiments(album)) == []
+    begun = album | {"target": {**TOY["target"], "start": "public"}}
+    (problem,) = feature_problems(feature_experiments(begun))
+    assert problem.startswith("data: ")
+    assert "says nothing of public pictures" in problem
+    assert problem.endswith("or leave target.start out")
+
+
+def test_one_person_with_enough_photos_is_enough(album, tmp_path):
+    (tmp_path / "private" / "bo" / "bo3.png").unlink()
+    assert feature_problems(feature_experiments(album)) == []
+
+
+def test_nobody_is_named(album, tmp_path):
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    Image.new("RGB", (16, 16)).save(loose / "a.png")
+    nameless = album | {"data": {**album["data"], "private": str(loose), "attributes": None}}
+    assert feature_problems(feature_experiments(nameless)) == [
+        "data: no private person is named: private pictures need one sub-folder per identity, named after it"
+    ]
+
+
+def test_a_picture_on_both_sides(album, tmp_path):
+    folder_of(tmp_path / "public", ["anna"], pictures=1)
+    (problem,) = feature_problems(feature_experiments(album))
+    assert problem.endswith("anna/anna0.png, anna/anna1.png are both private and public: a person must be on one side only")
 
 
 @pytest.mark.parametrize("defense", [{"name": "crafter", "realism": 1.0}, {"name": "crafter_z", "realism": 1.0}])

@@ -178,9 +178,9 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
 
 
 def _identities(attack: Attack, rows: int) -> int:
-    """How many identities of so many rows make a shard: enough for a batch, or up to four times as many where less filling is then needed for each."""
+    """How many identities of so many rows make a shard: enough for a batch, or up to twice as many where less filling is then needed for each."""
     least = max(1, attack.rows // rows)
-    return min(range(least, 4 * least), key=lambda count: len(filled(count * rows, attack.lanes)) / count)
+    return min(range(least, 2 * least), key=lambda count: len(filled(count * rows, attack.lanes)) / count)
 
 
 def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:

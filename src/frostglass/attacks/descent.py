@@ -68,7 +68,7 @@ class Descent(Attack):
     flat: Annotated[float, Field(ge=0, le=1)] = 0.01
     candidates: Annotated[int, Field(ge=1)] = 5
     keep: Annotated[int, Field(ge=1)] = 5
-    batch: Annotated[int, Field(ge=1)] = 32
+    batch: Annotated[int, Field(ge=1)] = 64
     samples: Annotated[int, Field(ge=1)] = 1
     straight_through: bool = False
 

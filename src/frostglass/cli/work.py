@@ -192,6 +192,7 @@ def with_interval(score: dict[str, float]) -> str:
 
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
     """Parse a config and estimate its cost; a config with problems raises them all."""
+    prepare(None)
     if is_about_features(settings):
         from frostglass.cli.features import check_feature_settings
 

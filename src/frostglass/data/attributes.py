@@ -40,6 +40,10 @@ class Attributes:
 
     def of(self, private: list[str], public: list[str]) -> tuple[Tensor, Tensor | None]:
         """Attributes bool (N, A) of private and of public pictures, named by their paths inside their folders; None if no line is about a public one."""
+        if both := set(private) & set(public):
+            raise DataError(
+                f"{listed(sorted(both))} {'is' if len(both) == 1 else 'are'} both private and public: a person must be on one side only"
+            )
         called: dict[str, list[str]] = defaultdict(list)
         for file in [*private, *public]:
             called[_name(file)].append(file)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, NoReturn
 
@@ -52,6 +53,10 @@ class Folder:
         public = _catalogue(self.public)
         return [public.labels.count(label) for label in range(len(public.names))]
 
+    def most_of_one(self) -> int:
+        """How many pictures the private person with most of them has."""
+        return max(Counter(_catalogue(self.private).labels).values())
+
     def files(self) -> list[Path]:
         return [
             *_catalogue(self.private).files,
@@ -63,6 +68,10 @@ class Folder:
         """The attributes that pictures come with; none without a table of them, and one that does not fit the pictures is refused."""
         told, *_ = self._told(_catalogue(self.private), _catalogue(self.public))
         return told
+
+    def describes_public(self) -> bool:
+        """Whether public pictures come with attributes."""
+        return self._told(_catalogue(self.private), _catalogue(self.public))[2] is not None
 
     def constant_attributes(self) -> tuple[str, ...]:
         """Those that all private pictures have, or none: nothing can be learned of them."""

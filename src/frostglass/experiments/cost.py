@@ -24,6 +24,8 @@ from frostglass.runtime import frozen, seeded
 from frostglass.training import Training, check_training, first_stage, untrained
 from frostglass.types import CAPABILITIES, Shape
 
+NOBODY = "data: no private person is named: private pictures need one sub-folder per identity, named after it"
+
 
 @dataclass(frozen=True)
 class Stub:
@@ -83,7 +85,7 @@ def problems(chosen: Sequence[tuple[str, Experiment]]) -> list[str]:
             found.append(f"data: {error}")
             continue  # nobody knows how many classes a network has
         if not classes:
-            found.append("data: no private person is named: private pictures need one sub-folder per identity, named after it")
+            found.append(NOBODY)
             continue
         wrong = set()
         for where, attempt, given in _attempts(exp, classes, private, public):

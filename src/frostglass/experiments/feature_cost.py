@@ -13,7 +13,7 @@ from frostglass.attacks.features.view import FeatureView
 from frostglass.defenses.base import Defense
 from frostglass.errors import ConfigError, FrostglassError
 from frostglass.experiments.config import Fractions
-from frostglass.experiments.cost import Once, counts_of, offered, on_public_people, try_classifier, try_prior, try_public_people
+from frostglass.experiments.cost import NOBODY, Once, counts_of, offered, on_public_people, try_classifier, try_prior, try_public_people
 from frostglass.experiments.features import FeatureExperiment
 from frostglass.models.base import probe
 from frostglass.models.cut import Halves, halves
@@ -35,10 +35,13 @@ def feature_problems(chosen: Sequence[tuple[str, FeatureExperiment]], *, shipped
     found, once = [], Once()
     for _, exp in chosen:
         try:
-            once(counts_of, exp.data)
-            known, constant = once(_attributes, exp.data)
+            classes, *_ = once(counts_of, exp.data)
+            known, constant = once(known_attributes, exp.data)
         except FrostglassError as error:
             found.append(f"data: {error}")
+            continue
+        if not classes:
+            found.append(NOBODY)
             continue
         wrong: set[str] = set()
         for where, attempt, given in _attempts(exp, once, known, constant, shipped=shipped):
@@ -60,12 +63,16 @@ def _attempts(exp: FeatureExperiment, once: Once, known: tuple[str, ...], consta
     told = len(known if exp.target.attributes == ("all",) else exp.target.attributes) or 1
     yield "target", try_classifier, (exp.target, exp.training_defenses, told, shape, records)
     yield "judging", _try_people, (classes, exp.judging.identities)
-    yield "judging", _try_victims, (private // max(1, classes), exp.split, exp.judging.pictures)
+    yield "judging", _try_victims, (private // classes, exp.split, exp.judging.pictures)
+    if not shipped:
+        yield "data", _try_two_photos, (exp.data.most_of_one() if hasattr(exp.data, "most_of_one") else private // classes, exp.split)
     for place, config in enumerate(() if shipped else exp.evaluators):
         yield f"evaluators[{place}]", try_classifier, (config, (), classes, shape, records)
     judges = _taught_by_the_public(exp, shipped=shipped)
     if judges or on_public_people(exp.target, exp.training_defenses):
         yield "data", try_public_people, (exp.data,)
+    if on_public_people(exp.target, exp.training_defenses):
+        yield "data", _try_public_attributes, (exp.data,)
     for name in judges:
         yield name, try_classifier, (getattr(exp, name), (), classes, shape, records)
     protector = exp.prior if exp.protection and "prior" in exp.protection.needs else None
@@ -92,7 +99,7 @@ def _taught_by_the_public(exp: FeatureExperiment, *, shipped: bool) -> list[str]
     return ["embedder", *(["perceptual"] if exp.needs("perceptual") else [])]
 
 
-def _attributes(data: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def known_attributes(data: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The attributes of a dataset, and those of them that are known to be the same for all private pictures."""
     names = data.attribute_names() if hasattr(data, "attribute_names") else ()
     return names, data.constant_attributes() if hasattr(data, "constant_attributes") else ()
@@ -113,13 +120,24 @@ def _try_people(people: int, wanted: int | None) -> None:
 
 
 def _try_victims(pictures: int, split: Fractions, wanted: int) -> None:
-    held_out, chosen_by = (max(1, round(pictures * share)) for share in (split.test, split.validation))
-    if held_out < wanted:
+    if (held_out := max(1, round(pictures * split.test))) < wanted:
         raise ConfigError(f"pictures is {wanted}, and about {held_out} of each person's are held out: lower it, or raise split.test")
-    if pictures - held_out - chosen_by < 2:
+
+
+def _try_two_photos(pictures: int, split: Fractions) -> None:
+    held_out = sum(max(1, round(pictures * share)) for share in (split.test, split.validation))
+    if pictures - held_out < 2:
         raise ConfigError(
-            f"about {max(1, pictures - held_out - chosen_by)} of each person's {pictures} pictures is left to train with, and two photos of one person are compared to "
-            "tell what a similarity means: give more pictures, or lower split.test"
+            f"nobody has more than {pictures} pictures, of which {held_out} are held out, and two photos of one person that are not must be compared to tell what "
+            "a similarity means: give more pictures of a person"
+        )
+
+
+def _try_public_attributes(data: Any) -> None:
+    if hasattr(data, "describes_public") and not data.describes_public():
+        raise ConfigError(
+            f'{data.attributes} says nothing of public pictures, and a training that begins on public people (target.start = "public") learns their attributes '
+            "first: add a line for each public picture, or leave target.start out"
         )
 
 

@@ -9,6 +9,7 @@ from frostglass.attacks.features.base import FeatureAttack
 from frostglass.defenses.base import Defense
 from frostglass.experiments import feature_time as clock
 from frostglass.experiments.cost import Once, Plan, counts_of, prior_work, training_work
+from frostglass.experiments.feature_cost import known_attributes
 from frostglass.experiments.feature_memory import FeatureRehearsal
 from frostglass.experiments.feature_pipeline import INTERCEPT, Line, Pictures, ask_device, produce_features
 from frostglass.experiments.features import FeatureExperiment
@@ -178,7 +179,7 @@ class _Work:
 
     @property
     def _known(self) -> tuple[str, ...]:
-        return self.exp.data.attribute_names() if hasattr(self.exp.data, "attribute_names") else ()
+        return self.once(known_attributes, self.exp.data)[0]
 
     @property
     def _both(self) -> Halves:

@@ -371,7 +371,7 @@ def _fit(images: Tensor, shape: Shape) -> Tensor:
     return fitted(images.flatten(0, 1), shape).unflatten(0, images.shape[:2])
 
 
-class _Fitting(nn.Module):
+class Fitting(nn.Module):
     """An encoder that takes pictures of any size."""
 
     def __init__(self, encoder: nn.Module, shape: Shape):
@@ -385,7 +385,7 @@ class _Fitting(nn.Module):
 
 def amortize(config: Amortizer, target: Target, prior: Prior, *, seed: int, work: Work) -> Guesser:
     both = halves(target)
-    network = config.train(_Fitting(both.encoder, both.image_shape), prior, seed=seed, work=work)
+    network = config.train(Fitting(both.encoder, both.image_shape), prior, seed=seed, work=work)
     return Guesser(network, config, both.feature_shape, prior.latent)
 
 
@@ -408,9 +408,9 @@ def _load_released(folder: Path) -> Released:
     return Released(tensors["features"], tuple(values["facts"]))
 
 
-AMORTIZER = Step("amortizer", 1, amortize, Guesser.save, Guesser.load)
+AMORTIZER = Step("amortizer", 2, amortize, Guesser.save, Guesser.load)
 RELEASE = Step("release", 1, release, _save_released, _load_released)
-LESSON = Step("lesson", 1, _learn, _save_lesson, _load_lesson)
+LESSON = Step("lesson", 2, _learn, _save_lesson, _load_lesson)
 INTERCEPT = Step("intercept", 1, _intercept, save_found, load_found)
 BLIND = Step("blind", 1, blind_draws, save_found, load_found)
 FEATURE_SCORES = Step("feature_scores", 1, _score, save_rows, load_rows)

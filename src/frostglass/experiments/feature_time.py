@@ -14,6 +14,7 @@ from frostglass.attacks.features.learned import FITS, Learned
 from frostglass.attacks.features.view import FeatureView
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Moment, Size
+from frostglass.experiments.feature_pipeline import Fitting
 from frostglass.files import Work
 from frostglass.models.cut import Halves, halves
 from frostglass.priors.amortizer import Amortizer
@@ -107,7 +108,7 @@ def amortizer_seconds(config: Amortizer, both: Halves, prior: Prior) -> float:
 
     def trained(steps: int) -> float:
         began = time.perf_counter()
-        replace(config, steps=steps).train(both.encoder, prior, seed=0, work=Work.scratch())
+        replace(config, steps=steps).train(Fitting(both.encoder, both.image_shape), prior, seed=0, work=Work.scratch())
         return time.perf_counter() - began
 
     trained(LITTLE)
