@@ -22,8 +22,8 @@ from frostglass.training import Training, attributes_of
 from frostglass.types import Shape, Target
 
 COMPARED = 2000  # public pictures that judges look at besides, in scores
-LIKENESS = 0.002  # seconds for a picture of 32 × 32 pixels to be compared with another by all measures of likeness; measured
-MEASURES = 1.0  # seconds for what is computed anew of each audit: bootstrap over people, earth mover's distances; measured
+LIKENESS = 0.002  # seconds, roughly, for a picture of 32 × 32 pixels to be compared with another by all measures of likeness
+MEASURES = 1.0  # seconds, roughly, for what is computed anew of each audit: bootstrap over people, earth mover's distances
 
 
 class FeaturePlan(Plan):
