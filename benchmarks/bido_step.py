@@ -6,10 +6,12 @@ import torch
 
 from benchmarks.timing import ratio
 from frostglass.defenses import compose
-from frostglass.defenses.base import Batch, Defense, Moment
-from frostglass.defenses.bido import Bido
-from frostglass.runtime import capture
-from frostglass.training import Training, _optimizer, untrained
+from frostglass.defenses.base import Batch, Defense, TrainingProgress
+from frostglass.defenses.training.bido import Bido
+from frostglass.runtime.hooks import capture
+from frostglass.training import _optimizer
+from frostglass.training.build import untrained
+from frostglass.training.settings import Training
 
 CLASSES, SHAPE, BATCH, LIMIT = 1000, (3, 64, 64), 64, 1.05
 DEFENSES = {
@@ -18,7 +20,9 @@ DEFENSES = {
 }
 
 
-def step(config: Training, defenses: tuple[Defense, ...], pictures: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+def step(
+    config: Training, defenses: tuple[Defense, ...], pictures: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], None]:
     """One step of the training loop, on the same batch every time."""
     target = untrained(config, tuple(map(str, range(CLASSES))), SHAPE, defenses, seed=0)
     module, rule = target.module.train(), _optimizer(config, list(target.module.parameters()))
@@ -27,7 +31,9 @@ def step(config: Training, defenses: tuple[Defense, ...], pictures: torch.Tensor
     def run() -> None:
         with capture(module, tuple(name for names in taps for name in names)) as tapped:
             logits = module(pictures)
-        terms = compose.losses(defenses, Batch(pictures, labels, logits, tapped, Moment(0, 1)), taps)
+        terms = compose.losses(
+            defenses, Batch(pictures, labels, logits, tapped, TrainingProgress(0, 1)), taps
+        )
         loss = sum((term.weight * term.value for term in terms.values()), start=torch.zeros(()))
         rule.zero_grad(set_to_none=True)
         loss.backward()

@@ -6,20 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import ratio
+from frostglass.core.prior import Prior
 from frostglass.data.faces import photograph
-from frostglass.defenses.crafter import Crafter
-from frostglass.defenses.crafting import Craft, Inversion
-from frostglass.files import Work
+from frostglass.defenses.release._crafting import Craft, Inversion
+from frostglass.defenses.release.crafter import Crafter
 from frostglass.models.build import build
 from frostglass.models.cut import cut
-from frostglass.priors.amortizer import Amortizer
-from frostglass.priors.base import Prior
+from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.wgan import gradient_penalty
-from frostglass.runtime import channels_last, folded, frozen
+from frostglass.runtime.folding import folded
+from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.store.files import Work
 
 SHAPE, LIMIT = (3, 32, 32), 1.2
-PUBLISHED = Crafter(**{**Crafter.variants["published"][1], "amortized": False})  # where a search begins does not change what a step costs
+PUBLISHED = Crafter(
+    **{**Crafter.variants["published"][1], "amortized": False}
+)  # where a search begins does not change what a step costs
 STEPS = {"published": (128, PUBLISHED), "default": (40, Crafter())}
 AMORTIZER = Amortizer(width=32, steps=300)
 LOOKS = (0, 10, 25, 50)  # steps after the guess at which it is compared
@@ -28,7 +31,9 @@ PATIENCE = 400  # steps from a random latent, at most
 
 def measure() -> Iterator[str]:
     prior = Pretrained().read(SHAPE)
-    encoder = cut(build("cnn", classes=2, image_shape=SHAPE, seed=0).eval(), "stage1", SHAPE).encoder
+    encoder = cut(
+        build("cnn", classes=2, image_shape=SHAPE, seed=0).eval(), "stage1", SHAPE
+    ).encoder
     who = torch.arange(128)
     pictures = photograph(0, who, torch.zeros_like(who), SHAPE[1])[0].float() / 255
     with frozen(encoder, *prior.modules), torch.no_grad():
@@ -41,17 +46,19 @@ def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
     fixed = (encoder, *prior.modules)
     for name, (count, method) in STEPS.items():
         with frozen(*fixed), channels_last(*fixed), folded(*fixed):
-            craft = method._untouched(Inversion(encoder, prior, method.scale, method.realism), None, features[:count], 0)
+            craft = method._untouched(
+                Inversion(encoder, prior, method.scale, method.realism), None, features[:count], 0
+            )
             method._open(craft, 0)
-            dice = torch.Generator().manual_seed(0)
+            rng = torch.Generator().manual_seed(0)
             floor = _floor(method, craft)
 
-            def ours(method=method, craft=craft, dice=dice) -> None:
-                method._step(craft, dice, "")
+            def ours(method=method, craft=craft, rng=rng) -> None:
+                method._step(craft, rng, "")
 
-            def with_critic(floor=floor, method=method, craft=craft, dice=dice) -> None:
+            def with_critic(floor=floor, method=method, craft=craft, rng=rng) -> None:
                 floor()
-                _critic(method, craft, dice)
+                _critic(method, craft, rng)
 
             times, mine, theirs = ratio(ours, with_critic, rounds=3)
             bare = ratio(ours, floor, rounds=3)[0]
@@ -62,7 +69,9 @@ def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
 def _floor(method: Crafter, craft: Craft) -> Callable[[], None]:
     """The passes of one search, and one product for each term on a graph that is already there."""
     leaf = craft.latents.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(craft.inversion.losses(craft.originals, leaf).sum(), leaf, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        craft.inversion.losses(craft.originals, leaf).sum(), leaf, create_graph=True
+    )
     rows = torch.ones_like(leaf)
 
     def run() -> None:
@@ -75,11 +84,14 @@ def _floor(method: Crafter, craft: Craft) -> Callable[[], None]:
     return run
 
 
-def _critic(method: Crafter, craft: Craft, dice: torch.Generator) -> None:
+def _critic(method: Crafter, craft: Craft, rng: torch.Generator) -> None:
     """The passes of the critic's steps."""
-    network, real = craft.judge.network, craft.judge.real[:1].expand(method.critic_batch, *SHAPE).contiguous()
+    network, real = (
+        craft.judge.network,
+        craft.judge.real[:1].expand(method.critic_batch, *SHAPE).contiguous(),
+    )
     for _ in range(method.critic_steps):
-        loss = network(torch.cat([real, real])).mean() + gradient_penalty(network, real, real, dice)
+        loss = network(torch.cat([real, real])).mean() + gradient_penalty(network, real, real, rng)
         torch.autograd.grad(loss, list(network.parameters()))
 
 
@@ -89,20 +101,29 @@ def _saved(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
     fixed = (encoder, *prior.modules, amortizer)
     with frozen(*fixed), channels_last(*fixed), folded(*fixed):
         inversion = Inversion(encoder, prior, 1.0, 0.0)
-        random = torch.randn(len(features), prior.latent, generator=torch.Generator().manual_seed(0))
+        random = torch.randn(
+            len(features), prior.latent, generator=torch.Generator().manual_seed(0)
+        )
         with torch.no_grad():
             guessed = _errors(inversion, features, amortizer(features), max(LOOKS))
         plain = _errors(inversion, features, random, PATIENCE)
     for steps in LOOKS:
-        needed = next((str(n) for n, error in enumerate(plain) if error <= guessed[steps]), f"more than {PATIENCE}")
+        needed = next(
+            (str(n) for n, error in enumerate(plain) if error <= guessed[steps]),
+            f"more than {PATIENCE}",
+        )
         yield f"amortizer of {AMORTIZER.steps} steps, then {steps}: feature error {guessed[steps]:.4f}, for which a random start needs {needed}"
 
 
 def _errors(inversion: Inversion, features: Tensor, latents: Tensor, steps: int) -> list[float]:
     """The mean error before each of some steps of heavy-ball descent, and after the last; the rate is that of the curvature at its end."""
     with torch.enable_grad():
-        settled = inversion.descend(features, latents, 50, _rate(inversion, features, latents), 0.9)
-        rate = torch.minimum(_rate(inversion, features, latents), _rate(inversion, features, settled))
+        at_full_strength = inversion.descend(
+            features, latents, 50, _rate(inversion, features, latents), 0.9
+        )
+        rate = torch.minimum(
+            _rate(inversion, features, latents), _rate(inversion, features, at_full_strength)
+        )
         speed, errors = torch.zeros_like(latents), []
         for _ in range(steps + 1):
             leaf = latents.detach().requires_grad_()

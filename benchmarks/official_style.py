@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.prior import Prior
+from frostglass.core.types import Target
 from frostglass.models.build import build
 from frostglass.models.taps import find_head
-from frostglass.priors.base import Prior, identity_hashes
+from frostglass.priors.base import identity_hashes
 from frostglass.priors.wgan import Wgan
-from frostglass.runtime import keep_memory
-from frostglass.types import Target
+from frostglass.runtime.memory import keep_freed_memory
 
 # In the official code 60 people share a batch, and 5 seeds follow each other with 1500 to 3000 steps each. The fewer steps, the more weighs the one look at
 # the end, which both take alike: a tenth of the time with 3, a thirtieth with 10.
@@ -40,14 +41,37 @@ def measure() -> Iterator[str]:
 
 def _seconds(side: str) -> float:
     """What a search takes in a fresh process, after a short one."""
-    command = [sys.executable, "-m", "benchmarks.official_style", side, str(torch.get_num_threads())]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.official_style",
+        side,
+        str(torch.get_num_threads()),
+    ]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _ours(generator: nn.Module, critic: nn.Module, module: nn.Module, steps: int) -> None:
-    prior = Prior(generator=generator, critic=critic, latent=100, image_shape=SHAPE, saw=identity_hashes([]))
-    target = Target(module=module, classes=tuple(map(str, range(1000))), image_shape=SHAPE, head=find_head(module, SHAPE))
-    invert(Gmi(steps=steps, candidates=SEEDS, keep=SEEDS), target.view(["gradients"]), prior, labels=range(PEOPLE), seed=0)
+    prior = Prior(
+        generator=generator,
+        critic=critic,
+        latent=100,
+        image_shape=SHAPE,
+        seen_identities=identity_hashes([]),
+    )
+    target = Target(
+        module=module,
+        classes=tuple(map(str, range(1000))),
+        image_shape=SHAPE,
+        head=find_head(module, SHAPE),
+    )
+    invert(
+        Gmi(steps=steps, candidates=SEEDS, keep=SEEDS),
+        target.view(["gradients"]),
+        prior,
+        labels=range(PEOPLE),
+        seed=0,
+    )
 
 
 def _official(generator: nn.Module, critic: nn.Module, module: nn.Module, steps: int) -> None:
@@ -72,9 +96,12 @@ if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
     work = _official
     if sys.argv[1] == "ours":
-        keep_memory()  # as the command line does
+        keep_freed_memory()  # as the command line does
         work = _ours
-    networks = *(part.eval() for part in Wgan().networks(SHAPE)), build("vgg16", classes=1000, image_shape=SHAPE, seed=0).eval()
+    networks = (
+        *(part.eval() for part in Wgan().networks(SHAPE)),
+        build("vgg16", classes=1000, image_shape=SHAPE, seed=0).eval(),
+    )
     work(*networks, 1)
     began = time.perf_counter()
     work(*networks, STEPS)

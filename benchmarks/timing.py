@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable
 
 
-def ratio(ours: Callable[[], None], floor: Callable[[], None], rounds: int = 9) -> tuple[float, float, float]:
+def ratio(
+    ours: Callable[[], None], floor: Callable[[], None], rounds: int = 9
+) -> tuple[float, float, float]:
     """Median of ours / floor over rounds in which both run, and the median seconds of each; one round to warm up."""
     ratios, mine, theirs = [], [], []
     for number in range(rounds + 1):

@@ -8,18 +8,20 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 
 from benchmarks.timing import ratio
-from frostglass.data.augment import augment
+from frostglass.core.types import Images
+from frostglass.data._augment import augment
 from frostglass.data.faces import Faces
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense, Moment, Size
-from frostglass.defenses.bido import Bido
-from frostglass.defenses.calor import Calor
-from frostglass.defenses.dpsgd import Dpsgd
-from frostglass.defenses.label_smoothing import LabelSmoothing
-from frostglass.defenses.mid import Mid
-from frostglass.defenses.transfer import Transfer
-from frostglass.training import Training, optimizer_of, train_epoch, untrained
-from frostglass.types import Images
+from frostglass.defenses.base import Defense, Size, TrainingProgress
+from frostglass.defenses.training.bido import Bido
+from frostglass.defenses.training.calor import Calor
+from frostglass.defenses.training.dpsgd import Dpsgd
+from frostglass.defenses.training.label_smoothing import LabelSmoothing
+from frostglass.defenses.training.mid import Mid
+from frostglass.defenses.training.transfer import Transfer
+from frostglass.training.build import untrained
+from frostglass.training.loop import optimizer_of, train_epoch
+from frostglass.training.settings import Training
 
 LIMIT = 1.10
 CONFIG = Training(model="cnn", options={"width": 32}, batch=64)
@@ -46,7 +48,18 @@ def epoch(images: Images, defenses: tuple[Defense, ...]) -> Callable[[], None]:
     taps = compose.taps(defenses, target)
 
     def run() -> None:
-        train_epoch(CONFIG, fabric, module, optimizer, target, images, defenses, taps, Moment(0, 1), seed=0)
+        train_epoch(
+            CONFIG,
+            fabric,
+            module,
+            optimizer,
+            target,
+            images,
+            defenses,
+            taps,
+            TrainingProgress(0, 1),
+            seed=0,
+        )
 
     return run
 
@@ -56,9 +69,11 @@ def bare_epoch(images: Images) -> Callable[[], None]:
     rule = optimizer_of(CONFIG, list(module.parameters()))
 
     def run() -> None:
-        dice = torch.Generator().manual_seed(0)
-        for index in torch.randperm(len(images), generator=dice).tensor_split(math.ceil(len(images) / CONFIG.batch)):
-            pictures = augment(images.floats(index), dice, flip=CONFIG.flip, shift=CONFIG.shift)
+        rng = torch.Generator().manual_seed(0)
+        for index in torch.randperm(len(images), generator=rng).tensor_split(
+            math.ceil(len(images) / CONFIG.batch)
+        ):
+            pictures = augment(images.floats(index), rng, flip=CONFIG.flip, shift=CONFIG.shift)
             loss = F.cross_entropy(module(pictures), images.labels[index])
             rule.zero_grad(set_to_none=True)
             loss.backward()

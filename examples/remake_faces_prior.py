@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from frostglass.audit.config import Experiment, read_config
+from frostglass.audit.pipeline import PRIOR, SPLIT, fingerprint
 from frostglass.cli.progress import Bars
-from frostglass.experiments.config import Experiment, read_config
-from frostglass.experiments.pipeline import PRIOR, SPLIT, fingerprint
-from frostglass.experiments.store import Store
-from frostglass.priors.base import Prior, write_prior
+from frostglass.core.prior import Prior
+from frostglass.priors._files import write_prior
+from frostglass.store.store import Store
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"faces32": "prior.toml", "styles32": "styles.toml"}
@@ -35,8 +36,14 @@ def main(name: str) -> None:
     with Bars() as bars:
         store = Store(".frostglass", listener=bars)
         split = store.step(SPLIT, exp.data, exp.split, fingerprint(exp.data), seed=exp.seed)
-        prior = store.step(PRIOR, exp.prior, split.public, None, fingerprint(exp.prior), seed=exp.seed)
-    write_prior(prior, ROOT / "src" / "frostglass" / "priors" / "weights" / f"{name}.safetensors", torch.float16)
+        prior = store.step(
+            PRIOR, exp.prior, split.public, None, fingerprint(exp.prior), seed=exp.seed
+        )
+    write_prior(
+        prior,
+        ROOT / "src" / "frostglass" / "priors" / "weights" / f"{name}.safetensors",
+        torch.float16,
+    )
     (ROOT / "docs" / "images").mkdir(parents=True, exist_ok=True)
     sheet(prior).save(ROOT / "docs" / "images" / f"{name}.png")
 

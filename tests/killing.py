@@ -1,4 +1,4 @@
-"""Children that die: fork a body from the warm test process, kill it at a moment or a file operation, run it again, compare what is left.
+"""Children that die: fork a body from the warm test process, kill it at a progress or a file operation, run it again, compare what is left.
 
 A fork starts at once, where a fresh interpreter would spend seconds importing torch.
 """
@@ -56,9 +56,9 @@ def run_until_done(body: Callable[[], object], moments: Iterable[float]) -> int:
     The number of kills. When `moments` runs out, the last run is left alone.
     """
     kills = 0
-    for moment in moments:
+    for progress in moments:
         pid = fork(body)
-        deadline = time.monotonic() + moment
+        deadline = time.monotonic() + progress
         while time.monotonic() < deadline:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -66,7 +66,7 @@ def run_until_done(body: Callable[[], object], moments: Iterable[float]) -> int:
                 return kills
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
-        if ended(pid) == 0:  # it ended in the very moment it was to be killed
+        if ended(pid) == 0:  # it ended in the very progress it was to be killed
             return kills
         kills += 1
     run(body)
@@ -108,4 +108,7 @@ def die_before_change(root: Path, number: int) -> None:
 def tree(root: Path, without: tuple[str, ...] = ("timing.json",)) -> dict[str, bytes | None]:
     """Every file under `root` with its bytes, and every folder, by relative path."""
     paths = (path for path in sorted(root.rglob("*")) if path.name not in without)
-    return {path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None for path in paths}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in paths
+    }

@@ -63,4 +63,7 @@ class Page(HTMLParser):
     def images(self) -> list[np.ndarray]:
         sources = [values["src"] for tag, values in self.tags if tag == "img"]
         assert all(source.startswith("data:image/png;base64,") for source in sources)
-        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1])))) for source in sources]
+        return [
+            np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1]))))
+            for source in sources
+        ]

@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from frostglass.priors.base import Prior, identity_hashes
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Split, Target
+from frostglass.priors.base import identity_hashes
 from frostglass.priors.stylegan2 import Stylegan2
-from frostglass.runtime import seeded
-from frostglass.types import Images, Split, Target
+from frostglass.runtime.seeding import seeded
 
 SHAPE = (3, 16, 16)
 
@@ -21,11 +22,19 @@ def target(classes: int = 4, shape=SHAPE, seed: int = 0) -> Target:
         )  # fmt: skip
     with torch.no_grad():
         generator = prior(shape).generator.eval()
-        logits = module.eval()(generator(torch.randn(200, 6, generator=torch.Generator().manual_seed(0))))
+        logits = module.eval()(
+            generator(torch.randn(200, 6, generator=torch.Generator().manual_seed(0)))
+        )
         module[6].weight *= 4 / logits.std(0)[:, None]
         module[6].bias.copy_((module[6].bias - logits.mean(0)) * 4 / logits.std(0))
     module.train()
-    return Target(module=module, classes=tuple(f"person {i}" for i in range(classes)), image_shape=shape, head="6", key="target")
+    return Target(
+        module=module,
+        classes=tuple(f"person {i}" for i in range(classes)),
+        image_shape=shape,
+        head="6",
+        key="target",
+    )
 
 
 def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> Prior:
@@ -46,7 +55,7 @@ def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> P
         critic=judge if critic else None,
         latent=latent,
         image_shape=shape,
-        saw=identity_hashes([]),
+        seen_identities=identity_hashes([]),
         students=(student,),
         features=torch.stack([torch.zeros(128), torch.ones(128)]),
         key="prior",
@@ -56,9 +65,20 @@ def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> P
 def styled_prior(shape=SHAPE, seed: int = 0) -> Prior:
     """An untrained small StyleGAN2 of three blocks, whose styles have a mean that is not zero."""
     with seeded(seed, "tests", "styled"):
-        generator = Stylegan2(latent=8, style=8, channel_base=128, channel_max=8, resolution=16).networks(shape)[0].eval()
+        generator = (
+            Stylegan2(latent=8, style=8, channel_base=128, channel_max=8, resolution=16)
+            .networks(shape)[0]
+            .eval()
+        )
     generator.network.mapping.w_avg.copy_(torch.linspace(-0.3, 0.4, 8))
-    return Prior(generator=generator, critic=None, latent=8, image_shape=shape, saw=identity_hashes([]), key="styled")
+    return Prior(
+        generator=generator,
+        critic=None,
+        latent=8,
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        key="styled",
+    )
 
 
 def conditional_prior(condition: str) -> Prior:
@@ -77,7 +97,14 @@ def conditional_prior(condition: str) -> Prior:
 
     plain = prior()
     hints = (torch.arange(4) / 8).reshape(4, 1, 1, 1) if condition == "hint" else None
-    return replace(plain, generator=Marked(plain.generator), condition=condition, hints=hints, classes=4, tied_to="target")
+    return replace(
+        plain,
+        generator=Marked(plain.generator),
+        condition=condition,
+        hints=hints,
+        classes=4,
+        tied_to="target",
+    )
 
 
 def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
@@ -90,17 +117,30 @@ def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
 
     with seeded(0, "tests", "linear"):
         module = nn.Sequential(nn.Flatten(), nn.Linear(latent, classes)).double()
-    made = Target(module=module, classes=tuple(map(str, range(classes))), image_shape=shape, head="1", key="linear")
+    made = Target(
+        module=module,
+        classes=tuple(map(str, range(classes))),
+        image_shape=shape,
+        head="1",
+        key="linear",
+    )
     generator = nn.Sequential(Centre())
     generator.register_buffer("none", torch.zeros(1))
-    return made, Prior(generator=generator, critic=None, latent=latent, image_shape=shape, saw=identity_hashes([]), key="identity")
+    return made, Prior(
+        generator=generator,
+        critic=None,
+        latent=latent,
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        key="identity",
+    )
 
 
 def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "person") -> Images:
     """Random pictures whose class shows as a bright band."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    pixels = torch.randint(0, 120, (count, *shape), generator=dice, dtype=torch.uint8)
+    pixels = torch.randint(0, 120, (count, *shape), generator=rng, dtype=torch.uint8)
     band = shape[1] // classes
     for row, label in enumerate(labels.tolist()):
         pixels[row, :, label * band : (label + 1) * band] += 120
@@ -115,7 +155,13 @@ def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "p
 
 def split(classes: int = 4, count: int = 48) -> Split:
     train, validation, test = (images(count // part, classes, seed=part) for part in (1, 2, 3))
-    return Split(train=train, validation=validation, test=test, public=images(40, 5, seed=9, names="stranger"), key="split")
+    return Split(
+        train=train,
+        validation=validation,
+        test=test,
+        public=images(40, 5, seed=9, names="stranger"),
+        key="split",
+    )
 
 
 class NoWork:

@@ -8,19 +8,19 @@ from typing import Any
 
 _HOMES = {
     "Attack": "frostglass.attacks.base",
-    "Audit": "frostglass.experiments.pipeline",
+    "Audit": "frostglass.audit.pipeline",
     "Defense": "frostglass.defenses.base",
-    "Experiment": "frostglass.experiments.config",
+    "Experiment": "frostglass.audit.config",
     "Prior": "frostglass.priors.base",
-    "Reconstructions": "frostglass.types",
+    "Reconstructions": "frostglass.core.types",
     "Score": "frostglass.metrics.base",
-    "Split": "frostglass.types",
-    "Store": "frostglass.experiments.store",
-    "Target": "frostglass.types",
-    "View": "frostglass.types",
+    "Split": "frostglass.core.types",
+    "Store": "frostglass.store.store",
+    "Target": "frostglass.core.types",
+    "ModelView": "frostglass.core.views",
     "invert": "frostglass.attacks.base",
-    "make_split": "frostglass.data.splits",
-    "run": "frostglass.experiments.pipeline",
+    "make_split": "frostglass.data._splits",
+    "run": "frostglass.audit.pipeline",
     "wrap": "frostglass.models.wrap",
 }
 

@@ -7,22 +7,57 @@ import torch
 
 from frostglass.attacks import base
 from frostglass.attacks.base import attacks, invert, prior_only
-from frostglass.errors import AccessError, ConfigError
-from frostglass.types import CAPABILITIES, Target, View
+from frostglass.core.errors import AccessError, ConfigError
+from frostglass.core.types import Target
+from frostglass.core.views import CAPABILITIES, ModelView
 from worlds import KilledError, MemoryWork, NoWork, conditional_prior, prior, styled_prior, target
 
 # What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
 SMALL = {
-    "brepmi": {"points": 12, "radius": 0.5, "budget": 700, "patience": 25, "candidates": 3, "keep": 2, "batch": 64},
+    "brepmi": {
+        "points": 12,
+        "radius": 0.5,
+        "budget": 700,
+        "patience": 25,
+        "candidates": 3,
+        "keep": 2,
+        "batch": 64,
+    },
     "gmi": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.1, "coupling": 1},
-    "ifgmi": {"steps": 6, "block_steps": (4, 3), "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
+    "ifgmi": {
+        "steps": 6,
+        "block_steps": (4, 3),
+        "pool": 40,
+        "candidates": 3,
+        "keep": 2,
+        "lr": 0.05,
+        "trials": 2,
+    },
     "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
     "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
     "mirror": {"steps": 6, "candidates": 3, "keep": 2, "pool": 40},
-    "mirror_genetic": {"pool": 40, "population": 12, "generations": 5, "stop": 1.0, "survivors": 3, "keep": 2, "batch": 64},
+    "mirror_genetic": {
+        "pool": 40,
+        "population": 12,
+        "generations": 5,
+        "stop": 1.0,
+        "survivors": 3,
+        "keep": 2,
+        "batch": 64,
+    },
     "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
     "ppa": {"steps": 6, "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
-    "vmi": {"steps": 6, "points": 32, "draws": 3, "keep": 2, "lr": 0.05, "depth": 2, "levels": 2, "hidden": 8, "weight": 4.0},
+    "vmi": {
+        "steps": 6,
+        "points": 32,
+        "draws": 3,
+        "keep": 2,
+        "lr": 0.05,
+        "depth": 2,
+        "levels": 2,
+        "hidden": 8,
+        "weight": 4.0,
+    },
 }
 
 
@@ -37,7 +72,9 @@ def usable(name: str, **more):
 
 def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
     made, known = world or (target(), usable(attack.name))
-    return invert(attack, made.view(attack.access), known, labels=labels, seed=seed, work=work or NoWork())
+    return invert(
+        attack, made.view(attack.access), known, labels=labels, seed=seed, work=work or NoWork()
+    )
 
 
 @pytest.fixture(params=attacks.names())
@@ -94,16 +131,23 @@ VARIANTS = [(name, variant) for name in attacks.names() for variant in attacks.g
 def test_every_variant_runs_and_says_why(name, variant):
     why, sets = attacks.get(name).variants[variant]
     assert len(why) > 20
-    attack = attacks.get(name)(**{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2})
+    attack = attacks.get(name)(
+        **{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2}
+    )
     assert run(attack).images.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")])
+@pytest.mark.parametrize(
+    "name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")]
+)
 def test_who_finishes_early_changes_nothing_for_others(name):
     # Random views keep their confidence in motion; all stages of ifgmi together are longer.
-    steady = {"ifgmi": {"area": (1, 1), "block_steps": ()}, "plgmi": {"shown": 0}, "mirror": {"flip": 0.0}, "ppa": {"area": (1, 1)}}.get(
-        name, {}
-    )
+    steady = {
+        "ifgmi": {"area": (1, 1), "block_steps": ()},
+        "plgmi": {"shown": 0},
+        "mirror": {"flip": 0.0},
+        "ppa": {"area": (1, 1)},
+    }.get(name, {})
     early = {"steps": 80, "patience": 8, "flat": 0.3, **steady}
     whole = run(small(name, batch=100, **early))
     assert (whole.steps < 80).any()
@@ -183,8 +227,13 @@ def test_only_granted_access_is_used(name, monkeypatch):
     def noted(needed, ask):
         return lambda view, images: asked.add(needed) or ask(view, images)
 
-    for use, needed in {"labels": "labels", "scores": "scores", "logits": "gradients", "logits_and_features": "gradients"}.items():
-        monkeypatch.setattr(View, use, noted(needed, getattr(View, use)))
+    for use, needed in {
+        "labels": "labels",
+        "scores": "scores",
+        "logits": "gradients",
+        "logits_and_features": "gradients",
+    }.items():
+        monkeypatch.setattr(ModelView, use, noted(needed, getattr(ModelView, use)))
     run(attack)
     assert max(map(CAPABILITIES.index, asked)) == CAPABILITIES.index(access)
 
@@ -216,7 +265,9 @@ def test_a_prior_of_another_target_is_refused(name):
 
     with pytest.raises(ConfigError, match="fitted to another target"):
         run(small(name), (target(), replace(usable(name), tied_to="someone else")))
-    with pytest.raises(ConfigError, match="fitted to a target of 7 classes, and this one has 4: train it again"):
+    with pytest.raises(
+        ConfigError, match="fitted to a target of 7 classes, and this one has 4: train it again"
+    ):
         run(small(name), (target(), replace(usable(name), tied_to="target", classes=7)))
 
 
@@ -248,9 +299,13 @@ def test_a_prior_of_another_size_is_refused_unless_it_may_be_resized(name):
     from dataclasses import replace
 
     large = usable(name, shape=(3, 24, 24))
-    with pytest.raises(ConfigError, match="the prior makes pictures of 3×24×24, the target takes 3×16×16"):
+    with pytest.raises(
+        ConfigError, match="the prior makes pictures of 3×24×24, the target takes 3×16×16"
+    ):
         run(small(name), (target(), large))
-    assert run(small(name), (target(), replace(large, info={"resize": True}))).images.shape[-1] == 24
+    assert (
+        run(small(name), (target(), replace(large, info={"resize": True}))).images.shape[-1] == 24
+    )
 
 
 def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):

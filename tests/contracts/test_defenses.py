@@ -5,13 +5,14 @@ from itertools import combinations
 import pytest
 import torch
 
+from frostglass.core.assets import Assets
+from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import defenses
 from frostglass.defenses.compose import conflicts
-from frostglass.errors import ConfigError
 from frostglass.models.cut import halves
-from frostglass.priors.knowledge import Knowledge
-from frostglass.runtime import frozen
-from frostglass.training import Training, train_target
+from frostglass.runtime.freezing import frozen
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, prior, same_weights, split
 
 # Small enough for the four classes and few epochs of a test.
@@ -29,12 +30,18 @@ CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3
 # Which pairs go together; everything else is refused, and the reason names both.
 REFUSED = {
     frozenset({"mid", "calor"}): "calor and mid both replace the head",
-    frozenset({"calor", "label_smoothing"}): "calor and label_smoothing both replace the classification loss",
+    frozenset(
+        {"calor", "label_smoothing"}
+    ): "calor and label_smoothing both replace the classification loss",
     **{
-        frozenset({name, "dpsgd"}): f"{name} looks at several samples of a batch together, and dpsgd needs the gradient of each on its own"
+        frozenset(
+            {name, "dpsgd"}
+        ): f"{name} looks at several samples of a batch together, and dpsgd needs the gradient of each on its own"
         for name in ("bido", "adv_learn", "disco")
     },
-    frozenset({"tiprdc", "dpsgd"}): "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise",
+    frozenset(
+        {"tiprdc", "dpsgd"}
+    ): "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise",
     frozenset({"tiprdc", "transfer"}): "tiprdc and transfer both replace the starting weights",
     **{
         frozenset({one, other}): f"{one} and {other} both replace the training of the encoder"
@@ -85,7 +92,9 @@ def test_a_killed_training_ends_with_the_same_weights(defense):
     with pytest.raises(KilledError):
         train(small(defense.name), work=work)
     work.left = None
-    assert same_weights(train(small(defense.name), work=work).module, train(small(defense.name)).module)
+    assert same_weights(
+        train(small(defense.name), work=work).module, train(small(defense.name)).module
+    )
 
 
 def test_training_leaves_a_network_that_can_be_attacked(defense):
@@ -129,19 +138,35 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
 
 
 def test_what_a_setting_decides_about_a_pair():
-    assert conflicts([small("calor", a=0.0), small("label_smoothing")]) == []  # the low-rank head alone goes with smoothing
-    assert conflicts([small("calor", rank=0), small("mid")]) == []  # and confidence adaptation alone with another head
-    for order in (("dpsgd", "calor"), ("calor", "dpsgd")):  # its batch norm becomes a group norm too, of 32 groups of one value here
-        with pytest.raises(ConfigError, match=r"dpsgd: the norms head.norm see one value at a time"):
-            train(*(small(name, **({"pre_norm": True} if name == "calor" else {})) for name in order))
+    assert (
+        conflicts([small("calor", a=0.0), small("label_smoothing")]) == []
+    )  # the low-rank head alone goes with smoothing
+    assert (
+        conflicts([small("calor", rank=0), small("mid")]) == []
+    )  # and confidence adaptation alone with another head
+    for order in (
+        ("dpsgd", "calor"),
+        ("calor", "dpsgd"),
+    ):  # its batch norm becomes a group norm too, of 32 groups of one value here
+        with pytest.raises(
+            ConfigError, match=r"dpsgd: the norms head.norm see one value at a time"
+        ):
+            train(
+                *(small(name, **({"pre_norm": True} if name == "calor" else {})) for name in order)
+            )
     (reason,) = conflicts([small("calor", warmup=2), small("dpsgd")])
     assert reason.startswith("calor warms up on private pictures, where dpsgd adds no noise")
     (reason,) = conflicts([small("dpsgd"), small("transfer", boundary="fisher")])
-    assert reason.startswith("transfer chooses its boundary by private pictures, where dpsgd adds no noise")
+    assert reason.startswith(
+        "transfer chooses its boundary by private pictures, where dpsgd adds no noise"
+    )
     for pretrain in ("public", "start"):  # a warm-up on private pictures would be frozen in
         (both,) = conflicts([small("calor", warmup=2), small("transfer", pretrain=pretrain)])
         assert both.startswith("calor and transfer both replace the starting weights")
-    with pytest.raises(ConfigError, match=r"dpsgd: delta must be below one over the 48 training pictures, .*got 0.1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dpsgd: delta must be below one over the 48 training pictures, .*got 0.1",
+    ):
         train(small("dpsgd", delta=0.1))
 
 
@@ -153,12 +178,23 @@ def test_the_order_of_a_list_does_not_decide_what_is_frozen():
 
 def test_transfer_and_bido_tap_unfrozen_layers_only():
     made = train(small("transfer"), small("bido"))
-    assert made.info["facts"]["bido"]["taps"] == ["stage3", "stage4"]  # stage 3 is cut by the boundary, stage 1 is frozen
+    assert made.info["facts"]["bido"]["taps"] == [
+        "stage3",
+        "stage4",
+    ]  # stage 3 is cut by the boundary, stage 1 is frozen
     assert train(small("bido")).info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]
 
 
 RELEASING = {
-    name: {"steps": 3, "critic_steps": 1, "critic_batch": 4, "critic_width": 4, "index_steps": 1, "first_steps": 3, "pool": 2}
+    name: {
+        "steps": 3,
+        "critic_steps": 1,
+        "critic_batch": 4,
+        "critic_width": 4,
+        "index_steps": 1,
+        "first_steps": 3,
+        "pool": 2,
+    }
     for name in ("crafter", "crafter_z")
 }
 
@@ -170,7 +206,9 @@ def releasing(request):
 
 def release(method, work=None):
     encoder = halves(train()).encoder
-    return encoder, method.release(encoder, split().test.floats()[:5], Knowledge(prior=prior()), seed=0, work=work or NoWork())
+    return encoder, method.release(
+        encoder, split().test.floats()[:5], Assets(prior=prior()), seed=0, work=work or NoWork()
+    )
 
 
 def test_one_that_releases_leaves_training_alone(releasing, plain):

@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from frostglass.attacks.base import attacks, invert, prior_only
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
-from frostglass.data.splits import make_split
 from frostglass.metrics.accuracy import Accuracy
 from frostglass.metrics.base import Evidence, measure
 from frostglass.priors.base import check_unseen
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import Students
-from frostglass.training import Training, train_target
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import NoWork
 
 LEAST = 0.3  # attack minus prior-only accuracy, under each judge
@@ -21,9 +22,35 @@ SURE = 0.7  # what the target itself thinks of the pictures: below, the search d
 STUDENT = ({"model": "cnn", "options": {"width": 8}},)
 
 # Small budgets, chosen by the target's confidence alone; an attack that is not named here is run with its own defaults.
-POINTS = {"optimizer": "adam", "lr": 0.05, "weight": 1.0, "critic_weight": 0.05, "coupling": 1, "clamp": 0.0, "candidates": 3, "keep": 3}
-GAUSSIANS = {"lr": 0.05, "weight": 1.0, "critic_weight": 0.05, "coupling": 1, "log_variance": -2.0, "draws": 3, "keep": 3}
-FLOWS = {"depth": 2, "levels": 2, "hidden": 16, "optimizer": "adam", "lr": 0.01, "points": 4, "draws": 3, "keep": 3}
+POINTS = {
+    "optimizer": "adam",
+    "lr": 0.05,
+    "weight": 1.0,
+    "critic_weight": 0.05,
+    "coupling": 1,
+    "clamp": 0.0,
+    "candidates": 3,
+    "keep": 3,
+}
+GAUSSIANS = {
+    "lr": 0.05,
+    "weight": 1.0,
+    "critic_weight": 0.05,
+    "coupling": 1,
+    "log_variance": -2.0,
+    "draws": 3,
+    "keep": 3,
+}
+FLOWS = {
+    "depth": 2,
+    "levels": 2,
+    "hidden": 16,
+    "optimizer": "adam",
+    "lr": 0.01,
+    "points": 4,
+    "draws": 3,
+    "keep": 3,
+}
 CASES = {
     "gmi": {**POINTS, "loss": "margin", "pool": 256, "steps": 40},
     "kedmi": {**GAUSSIANS, "loss": "margin", "steps": 80},
@@ -43,13 +70,19 @@ STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
 @pytest.fixture(scope="module")
 def world():
     """Eight people of the face world, a target and two judges of other architectures, and the embedded priors."""
-    split = make_split(Faces(identities=8, images=80, public_identities=60, public_images=4), seed=0)
+    split = make_split(
+        Faces(identities=8, images=80, public_identities=60, public_images=4), seed=0
+    )
     recipes = (
         Training(model="cnn", options={"width": 16}, epochs=9, batch=32, lr=3e-3),
         Training(model="resnet", options={"width": 8, "depth": 1}, epochs=16, batch=32, lr=3e-3),
-        Training(model="convmixer", options={"width": 32, "depth": 3}, epochs=16, batch=32, lr=5e-3),
+        Training(
+            model="convmixer", options={"width": 32, "depth": 3}, epochs=16, batch=32, lr=5e-3
+        ),
     )
-    target, *judges = (train_target(recipe, split, seed=seed, work=NoWork()) for seed, recipe in enumerate(recipes))
+    target, *judges = (
+        train_target(recipe, split, seed=seed, work=NoWork()) for seed, recipe in enumerate(recipes)
+    )
     prior = Pretrained(weights="faces32").train(split.public)
     styles = Pretrained(weights="styles32").train(split.public)
     for known in (prior, styles):
@@ -61,7 +94,10 @@ def lift(world, attack, prior):
     """Attack minus prior-only accuracy under each judge, and the target's own confidence in the pictures."""
     found = invert(attack, world.target.view(attack.access), prior, seed=0, work=NoWork())
     blind = prior_only(prior, range(8), 8, seed=0)
-    seen, drawn = (measure([Accuracy()], Evidence(some, world.target, world.judges, world.split)) for some in (found, blind))
+    seen, drawn = (
+        measure([Accuracy()], Evidence(some, world.target, world.judges, world.split))
+        for some in (found, blind)
+    )
     lifts = [seen.score(name).value - drawn.score(name).value for name in ("top1_1", "top1_2")]
     return lifts, seen.score("target_confidence").value
 
@@ -73,24 +109,44 @@ def test_target_and_judges_know_their_people(world):
 
 def test_blind_draws_are_recognised_no_more_than_by_chance(world):
     for prior in (world.prior, world.styles):
-        rows = measure([Accuracy()], Evidence(prior_only(prior, range(8), 16, seed=0), world.target, world.judges, world.split))
+        rows = measure(
+            [Accuracy()],
+            Evidence(
+                prior_only(prior, range(8), 16, seed=0), world.target, world.judges, world.split
+            ),
+        )
         for name in ("top1_1", "top1_2"):
             assert rows.score(name).value < 0.25
 
 
 @pytest.mark.parametrize("name", attacks.names())
 def test_an_attack_breaks_an_undefended_model(world, name):
-    attack, prior = attacks.get(name)(**CASES.get(name, {})), world.styles if name in STYLED else world.prior
+    attack, prior = (
+        attacks.get(name)(**CASES.get(name, {})),
+        world.styles if name in STYLED else world.prior,
+    )
     if name == "lomma":
         taught = Students(students=STUDENT, statistics=200, epochs=2, batch=32, lr=0.05)
-        prior = taught.train(world.split.public, world.target.view(["gradients"]), base=prior, work=NoWork())
+        prior = taught.train(
+            world.split.public, world.target.view(["gradients"]), base=prior, work=NoWork()
+        )
     lifts, sure = lift(world, attack, prior)
     assert sure > SURE
     assert min(lifts) >= LEAST
 
 
 def test_ked_mi_breaks_it_with_a_prior_that_the_target_taught(world):
-    method = Kplus1(start="faces32", width=48, critic_width=8, batch=16, kernels=4, kernel_size=4, critic_steps=1, steps=20, average=0.9)
+    method = Kplus1(
+        start="faces32",
+        width=48,
+        critic_width=8,
+        batch=16,
+        kernels=4,
+        kernel_size=4,
+        critic_steps=1,
+        steps=20,
+        average=0.9,
+    )
     prior = method.train(world.split.public, world.target.view(["gradients"]), work=NoWork())
     lifts, sure = lift(world, attacks.get("kedmi")(**CASES["kedmi"]), prior)
     assert sure > SURE

@@ -15,16 +15,30 @@ CLASSES = 7
 COLOUR = (3, 32, 32)
 SHAPES = [(channels, side, side) for side in (16, 32, 64) for channels in (1, 3)]
 # Networks of full size would take minutes, so they are narrowed; some take no pictures under 32 px.
-SMALL = {"vgg16": {"width": 4}, "ir152": {"width": 4}, "facenet": {"width": 4}, "resnet34": {"width": 4}}
+SMALL = {
+    "vgg16": {"width": 4},
+    "ir152": {"width": 4},
+    "facenet": {"width": 4},
+    "resnet34": {"width": 4},
+}
 SMALLEST = {"vgg16": 32, "mcnn": 32, "scnn": 32}
-CASES = [(name, shape) for name in models.names() for shape in SHAPES if shape[1] >= SMALLEST.get(name, 0)]
+CASES = [
+    (name, shape)
+    for name in models.names()
+    for shape in SHAPES
+    if shape[1] >= SMALLEST.get(name, 0)
+]
 
-every_size = pytest.mark.parametrize(("name", "shape"), CASES, ids=[f"{name}-{'x'.join(map(str, shape))}" for name, shape in CASES])
+every_size = pytest.mark.parametrize(
+    ("name", "shape"), CASES, ids=[f"{name}-{'x'.join(map(str, shape))}" for name, shape in CASES]
+)
 every_network = pytest.mark.parametrize("name", models.names())
 
 
 def make(name, shape=COLOUR, *, classes=CLASSES, seed=0, **options):
-    return build(name, classes=classes, image_shape=shape, seed=seed, **SMALL.get(name, {}), **options)
+    return build(
+        name, classes=classes, image_shape=shape, seed=seed, **SMALL.get(name, {}), **options
+    )
 
 
 def pictures(shape, count=3):
@@ -58,7 +72,10 @@ def test_head_is_found_and_its_input_is_the_feature(name, shape):
 def test_taps_are_layers_in_order_of_execution_before_the_head(name, shape):
     module = make(name, shape)
     order = [call.name for call in trace(module, shape)[0]]
-    for taps, count in [(find_taps(module, shape), len(getattr(module, "published_taps", "123"))), (find_taps(module, shape, 3), 3)]:
+    for taps, count in [
+        (find_taps(module, shape), len(getattr(module, "published_taps", "123"))),
+        (find_taps(module, shape, 3), 3),
+    ]:
         assert len(taps) == count
         assert [order.index(tap) for tap in taps] == sorted({order.index(tap) for tap in taps})
         assert order.index(taps[-1]) < order.index(find_head(module, shape))
@@ -69,9 +86,13 @@ def test_every_weight_learns(name, shape):
     module = make(name, shape)
     images = pictures(shape).requires_grad_()
     module(images).square().sum().backward()
-    learning = {layer: weight.grad for layer, weight in module.named_parameters() if weight.requires_grad}
+    learning = {
+        layer: weight.grad for layer, weight in module.named_parameters() if weight.requires_grad
+    }
     assert images.grad.abs().sum() > 0
-    assert [layer for layer, slope in learning.items() if slope is None or not slope.isfinite().all()] == []
+    assert [
+        layer for layer, slope in learning.items() if slope is None or not slope.isfinite().all()
+    ] == []
 
 
 @every_network
@@ -91,7 +112,9 @@ def test_global_random_state_is_left_alone(name):
 @every_network
 def test_weights_come_back_bit_for_bit(name, tmp_path):
     trained, fresh = (make(name, seed=seed) for seed in (1, 2))
-    trained.train()(pictures(COLOUR))  # moves the running statistics of batch norm, where there are any
+    trained.train()(
+        pictures(COLOUR)
+    )  # moves the running statistics of batch norm, where there are any
     save_weights(trained, tmp_path / "w.safetensors")
     load_weights(fresh, tmp_path / "w.safetensors")
     assert differences(trained, fresh) == []
@@ -102,7 +125,11 @@ def test_all_but_the_head_can_start_from_a_network_for_other_classes(name, tmp_p
     trained, fresh = make(name, classes=5, seed=1), make(name, seed=2)
     trained.train()(pictures(COLOUR))
     save_weights(trained, tmp_path / "w.safetensors")
-    wanted = {layer: value for layer, value in trained.state_dict().items() if not layer.startswith("head.")}
+    wanted = {
+        layer: value
+        for layer, value in trained.state_dict().items()
+        if not layer.startswith("head.")
+    }
     for start in (read_body(fresh, "head", tmp_path / "w.safetensors"), body(trained, "head")):
         module = make(name, seed=2)
         load_body(module, "head", start)
@@ -114,7 +141,9 @@ def test_all_but_the_head_can_start_from_a_network_for_other_classes(name, tmp_p
 
 @every_network
 def test_no_layer_works_in_place(name):
-    assert [layer for layer, part in make(name).named_modules() if getattr(part, "inplace", False)] == []
+    assert [
+        layer for layer, part in make(name).named_modules() if getattr(part, "inplace", False)
+    ] == []
 
 
 @every_network
@@ -122,7 +151,9 @@ def test_what_taps_show_is_not_changed_later(name):
     module = make(name)
     seen = []
     for tap in find_taps(module, COLOUR):
-        module.get_submodule(tap).register_forward_hook(lambda layer, args, output: seen.append((output, output._version)))
+        module.get_submodule(tap).register_forward_hook(
+            lambda layer, args, output: seen.append((output, output._version))
+        )
     for mode in (True, False):
         module.train(mode)(pictures(COLOUR))
     assert len(seen) == 2 * len(find_taps(module, COLOUR))
@@ -148,14 +179,20 @@ def test_gradients_of_one_picture_at_a_time(name):
     def loss(weights, image):
         return functional_call(module, weights, image[None]).square().sum()
 
-    found = vmap(grad(loss), in_dims=(None, 0))({layer: weight.detach() for layer, weight in weights.items()}, images)
+    found = vmap(grad(loss), in_dims=(None, 0))(
+        {layer: weight.detach() for layer, weight in weights.items()}, images
+    )
     for number, image in enumerate(images):
         alone = torch.autograd.grad(loss(weights, image), list(weights.values()))
         for layer, slope in zip(weights, alone, strict=True):
-            assert torch.allclose(found[layer][number], slope, rtol=1e-3, atol=1e-4 * slope.abs().max()), layer
+            assert torch.allclose(
+                found[layer][number], slope, rtol=1e-3, atol=1e-4 * slope.abs().max()
+            ), layer
 
 
 @every_network
 def test_an_unknown_option_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=r"unexpected keyword argument 'wdith'; it takes classes, image_shape"):
+    with pytest.raises(
+        ValueError, match=r"unexpected keyword argument 'wdith'; it takes classes, image_shape"
+    ):
         make(name, wdith=3)

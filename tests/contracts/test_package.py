@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import frostglass
-from frostglass.experiments.catalogue import KINDS, describe
+from frostglass.audit.catalogue import KINDS, describe
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "frostglass"
@@ -19,21 +19,24 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 # A module imports from its own rung or from a lower one. Names that stand together share a rung.
 LADDER = (
-    ("errors", "registry", "runtime", "files", "checks", "types", "objective"),
+    ("runtime",),
+    ("core",),
+    ("store",),
     ("data", "models"),
-    ("priors",),
+    ("networks", "priors"),
     ("defenses",),
     ("training",),
     ("attacks",),
     ("metrics",),
-    ("experiments",),
+    ("audit", "deploy"),
+    ("plan",),
     ("report",),
     ("cli",),
 )
 RUNG = {name: height for height, names in enumerate(LADDER) for name in names}
 
 PUBLIC = [
-    "Attack", "Audit", "Defense", "Experiment", "Prior", "Reconstructions", "Score", "Split", "Store", "Target", "View",
+    "Attack", "Audit", "Defense", "Experiment", "Prior", "Reconstructions", "Score", "Split", "Store", "Target", "ModelView",
     "invert", "make_split", "run", "wrap",
 ]  # fmt: skip
 
@@ -43,7 +46,9 @@ LONGEST_FUNCTION = 70
 
 def dotted(path):
     """The module's name, as an import would say it."""
-    return ".".join(["frostglass", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+    return ".".join(["frostglass", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
 
 
 def part(name):
@@ -65,18 +70,26 @@ def calls(tree):
     """Every call with the words of what is called (torch.load is ["torch", "load"]), its keywords and its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            words = re.findall(r"\w+", ast.unparse(node.func)) if isinstance(node.func, ast.Name | ast.Attribute) else []
+            words = (
+                re.findall(r"\w+", ast.unparse(node.func))
+                if isinstance(node.func, ast.Name | ast.Attribute)
+                else []
+            )
             yield words, {word.arg: ast.unparse(word.value) for word in node.keywords}, node.lineno
 
 
 def test_every_part_has_a_rung():
     found = {
-        path.stem if path.is_file() else path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+        path.stem if path.is_file() else path.name
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
     assert found - {"__init__"} == set(RUNG)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path != PACKAGE / "__init__.py"], ids=dotted)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path != PACKAGE / "__init__.py"], ids=dotted
+)
 def test_imports_go_one_way(path):
     mine = RUNG[part(dotted(path))]
     wrong = [
@@ -84,11 +97,16 @@ def test_imports_go_one_way(path):
         for name, line in imported(TREES[path])
         if name.partition(".")[0] == "frostglass" and RUNG.get(part(name), len(LADDER)) > mine
     ]
-    assert wrong == [], f"{dotted(path)} is on the rung of {', '.join(LADDER[mine])} and imports from a higher one"
+    assert wrong == [], (
+        f"{dotted(path)} is on the rung of {', '.join(LADDER[mine])} and imports from a higher one"
+    )
 
 
 def test_the_package_itself_imports_nothing_heavy():
-    assert [name for name, _ in imported(TREES[PACKAGE / "__init__.py"])] == ["importlib", "typing.Any"]
+    assert [name for name, _ in imported(TREES[PACKAGE / "__init__.py"])] == [
+        "importlib",
+        "typing.Any",
+    ]
 
 
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -96,30 +114,60 @@ PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "she
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_nothing_is_pickled(path):
-    allowed = {"pickle.UnpicklingError"} if dotted(path) == "frostglass.models.checkpoint" else set()
+    allowed = (
+        {"pickle.UnpicklingError"} if dotted(path) == "frostglass.models.checkpoint" else set()
+    )
     assert [
-        f"line {line}: {name}" for name, line in imported(TREES[path]) if name.partition(".")[0] in PICKLES and name not in allowed
+        f"line {line}: {name}"
+        for name, line in imported(TREES[path])
+        if name.partition(".")[0] in PICKLES and name not in allowed
     ] == []
-    assert [f"line {line}: torch.save" for words, _, line in calls(TREES[path]) if words == ["torch", "save"]] == []
-    loads = [(given, line) for words, given, line in calls(TREES[path]) if words == ["torch", "load"]]
-    assert [f"line {line}" for given, line in loads if given.get("weights_only") != "True"] == [], "torch.load needs weights_only=True"
-    assert [f"line {line}" for _, given, line in calls(TREES[path]) if given.get("allow_pickle", "False") != "False"] == []
+    assert [
+        f"line {line}: torch.save"
+        for words, _, line in calls(TREES[path])
+        if words == ["torch", "save"]
+    ] == []
+    loads = [
+        (given, line) for words, given, line in calls(TREES[path]) if words == ["torch", "load"]
+    ]
+    assert [f"line {line}" for given, line in loads if given.get("weights_only") != "True"] == [], (
+        "torch.load needs weights_only=True"
+    )
+    assert [
+        f"line {line}"
+        for _, given, line in calls(TREES[path])
+        if given.get("allow_pickle", "False") != "False"
+    ] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_weights_are_loaded_strictly(path):
-    loads = [(given, line) for words, given, line in calls(TREES[path]) if words[-1:] in (["load_state_dict"], ["load_model"])]
+    loads = [
+        (given, line)
+        for words, given, line in calls(TREES[path])
+        if words[-1:] in (["load_state_dict"], ["load_model"])
+    ]
     assert [f"line {line}" for given, line in loads if given.get("strict", "True") != "True"] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_devices_are_never_assumed(path):
-    assert [f"line {line}" for words, _, line in calls(TREES[path]) if words[-1:] == ["cuda"] and len(words) > 1] == []
+    assert [
+        f"line {line}"
+        for words, _, line in calls(TREES[path])
+        if words[-1:] == ["cuda"] and len(words) > 1
+    ] == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name != "cli"], ids=dotted)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.parent.name != "cli"], ids=dotted
+)
 def test_only_the_command_line_prints(path):
-    assert [f"line {line}" for words, _, line in calls(TREES[path]) if words in (["print"], ["input"], ["sys", "exit"])] == []
+    assert [
+        f"line {line}"
+        for words, _, line in calls(TREES[path])
+        if words in (["print"], ["input"], ["sys", "exit"])
+    ] == []
 
 
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"}
@@ -129,13 +177,23 @@ UNSEEDABLE = {"rand_like", "randn_like", "randint_like", "poisson"}
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_no_draw_comes_from_a_global_generator(path):
     tree = TREES[path]
-    assert [f"line {line}: {name}" for name, line in imported(tree) if name.partition(".")[0] == "random"] == []
+    assert [
+        f"line {line}: {name}"
+        for name, line in imported(tree)
+        if name.partition(".")[0] == "random"
+    ] == []
     wrong = [
         f"line {line}: {'.'.join(words)}"
         for words, given, line in calls(tree)
-        if (words[:1] == ["torch"] and ((words[-1] in DRAWS and "generator" not in given) or words[-1] in UNSEEDABLE))
+        if (
+            words[:1] == ["torch"]
+            and ((words[-1] in DRAWS and "generator" not in given) or words[-1] in UNSEEDABLE)
+        )
         or words[:2] in (["np", "random"], ["numpy", "random"])
-        or (words in (["torch", "manual_seed"], ["torch", "seed"]) and dotted(path) != "frostglass.runtime")
+        or (
+            words in (["torch", "manual_seed"], ["torch", "seed"])
+            and dotted(path) != "frostglass.runtime"
+        )
     ]
     assert wrong == []
 
@@ -143,7 +201,11 @@ def test_no_draw_comes_from_a_global_generator(path):
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_files_and_functions_stay_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > LONGEST_FUNCTION] == []
 
 
@@ -162,11 +224,16 @@ def test_a_public_name_is_there_and_explains_itself(name):
 
 
 def test_a_name_that_is_not_public():
-    with pytest.raises(AttributeError, match="frostglass has no public name 'nonsense'; it has Attack, Audit, "):
+    with pytest.raises(
+        AttributeError, match="frostglass has no public name 'nonsense'; it has Attack, Audit, "
+    ):
         frostglass.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, registry in KINDS.items() for name in registry.names()])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, registry in KINDS.items() for name in registry.names()],
+)
 def test_a_method_is_named_after_its_file(kind, name):
     folder = {"datasets": "data", "feature_attacks": "attacks/features"}.get(kind, kind)
     assert describe(name)["file"] == f"frostglass.{folder.replace('/', '.')}.{name}"
@@ -190,7 +257,9 @@ def text_files():
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     paths = {ROOT / name for name in listed.split("\0") if name}
-    return [path for path in sorted(paths) if path.is_file() and b"\0" not in path.read_bytes()[:8192]]
+    return [
+        path for path in sorted(paths) if path.is_file() and b"\0" not in path.read_bytes()[:8192]
+    ]
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
@@ -225,8 +294,16 @@ def test_what_is_looked_for_is_found(text, caught):
 def test_every_data_file_is_installed_with_the_package():
     """An editable install finds files that a wheel would leave behind."""
     root = Path(__file__).parents[2]
-    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["frostglass"]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["frostglass"]
     package = root / "src" / "frostglass"
-    files = [path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
+    files = [
+        path.relative_to(package)
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    ]
     assert files
-    assert [str(path) for path in files if not any(path.match(pattern) for pattern in patterns)] == []
+    assert [
+        str(path) for path in files if not any(path.match(pattern) for pattern in patterns)
+    ] == []

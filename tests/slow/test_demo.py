@@ -2,9 +2,9 @@
 
 import pytest
 
+from frostglass.audit.grid import run_all, summary
 from frostglass.cli.work import demo_settings
-from frostglass.experiments.grid import run_all, summary
-from frostglass.experiments.store import Store
+from frostglass.store.store import Store
 
 pytestmark = pytest.mark.slow
 

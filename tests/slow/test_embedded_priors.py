@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
-from frostglass.data.splits import make_split
-from frostglass.metrics.frechet import frechet_distance
+from frostglass.metrics._frechet import frechet_distance
 from frostglass.priors.pretrained import Pretrained
-from frostglass.runtime import frozen, generator_for
-from frostglass.training import Training, train_target
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import NoWork
 
 pytestmark = pytest.mark.slow
@@ -20,8 +22,16 @@ PICTURES = 4000
 def world():
     """Features of photos of strangers (split in two halves), and what makes them."""
     # Public people are numbered: those beyond 20,000 are new to the priors.
-    split = make_split(Faces(size=32, identities=100, images=40, public_identities=24_000, public_images=1), seed=77)
-    judge = train_target(Training(model="resnet", options={"width": 16}, epochs=8, batch=32, lr=3e-3), split, seed=5, work=NoWork())
+    split = make_split(
+        Faces(size=32, identities=100, images=40, public_identities=24_000, public_images=1),
+        seed=77,
+    )
+    judge = train_target(
+        Training(model="resnet", options={"width": 16}, epochs=8, batch=32, lr=3e-3),
+        split,
+        seed=5,
+        work=NoWork(),
+    )
 
     def features(pictures: Tensor) -> Tensor:
         with frozen(judge.module), torch.no_grad():
@@ -43,7 +53,9 @@ def distances(world, weights: str) -> list[float]:
     return found
 
 
-def test_every_set_of_draws_of_the_stylegan_is_nearer_to_photos_than_any_of_the_wgan(world, record_testsuite_property):
+def test_every_set_of_draws_of_the_stylegan_is_nearer_to_photos_than_any_of_the_wgan(
+    world, record_testsuite_property
+):
     _, strangers = world
     wgan, styles = distances(world, "faces32"), distances(world, "styles32")
     floor = frechet_distance(strangers[::2], strangers[1::2])

@@ -6,7 +6,7 @@ from torch import nn
 
 from frostglass.models.build import build
 from frostglass.models.wrap import wrap
-from frostglass.runtime import capture
+from frostglass.runtime.hooks import capture
 
 pytestmark = pytest.mark.slow
 
@@ -29,18 +29,46 @@ NETWORKS = [
     ("timm:resnet50", 3, 224, {}, "fc", 2048, ("layer2.1", "layer3.2", "layer4")),
     ("timm:resnet152", 3, 224, {}, "fc", 2048, ("layer2", "layer3.21", "layer4")),
     ("timm:resnest101e", 3, 224, {}, "fc", 2048, ("layer2", "layer3.14", "layer4")),
-    ("timm:maxvit_tiny_tf_224", 3, 224, {}, "head.fc", 512, ("stages.1", "stages.2.blocks.2", "stages")),
+    (
+        "timm:maxvit_tiny_tf_224",
+        3,
+        224,
+        {},
+        "head.fc",
+        512,
+        ("stages.1", "stages.2.blocks.2", "stages"),
+    ),
     ("timm:vit_base_patch16_224", 3, 224, {}, "head", 768, ("blocks.3", "blocks.7", "blocks")),
-    ("timm:swinv2_tiny_window8_256", 3, 224, {"window_size": 7}, "head.fc", 768, ("layers.1", "layers.2.blocks.3", "layers")),
+    (
+        "timm:swinv2_tiny_window8_256",
+        3,
+        224,
+        {"window_size": 7},
+        "head.fc",
+        768,
+        ("layers.1", "layers.2.blocks.3", "layers"),
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "channels", "side", "options", "head", "length", "taps"), NETWORKS, ids=[f"{network[0]}-{network[2]}" for network in NETWORKS]
+    ("name", "channels", "side", "options", "head", "length", "taps"),
+    NETWORKS,
+    ids=[f"{network[0]}-{network[2]}" for network in NETWORKS],
 )
-def test_a_network_of_the_papers_works_at_its_size(name, channels, side, options, head, length, taps):
+def test_a_network_of_the_papers_works_at_its_size(
+    name, channels, side, options, head, length, taps
+):
     shape = (channels, side, side)
-    module = build(name, classes=CLASSES, image_shape=shape, mean=[0.5] * channels, std=[0.5] * channels, seed=0, **options)
+    module = build(
+        name,
+        classes=CLASSES,
+        image_shape=shape,
+        mean=[0.5] * channels,
+        std=[0.5] * channels,
+        seed=0,
+        **options,
+    )
     target = wrap(module, classes=CLASSES, image_shape=shape)
     assert target.head == f"net.{head}"
     assert target.taps == tuple(f"net.{tap}" for tap in taps)
@@ -58,7 +86,10 @@ def test_a_network_of_the_papers_works_at_its_size(name, channels, side, options
     assert all(seen[tap].requires_grad and seen[tap].isfinite().all() for tap in target.taps)
     loss.backward()
     optimizer.step()
-    moved = {layer: not torch.equal(weight, old) for (layer, weight), old in zip(module.named_parameters(), before, strict=True)}
+    moved = {
+        layer: not torch.equal(weight, old)
+        for (layer, weight), old in zip(module.named_parameters(), before, strict=True)
+    }
     for layer, weight in module.named_parameters():
         assert weight.isfinite().all(), layer
         assert weight.requires_grad or not moved[layer], layer

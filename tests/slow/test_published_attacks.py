@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from frostglass.attacks.base import invert
-from frostglass.experiments.config import Experiment, experiments, read_config
-from frostglass.experiments.memory import most_resident
-from frostglass.files import write_tensors
-from frostglass.priors.base import Prior
-from frostglass.priors.nvidia import KIND
-from frostglass.priors.styles import StyleGenerator, StyleSettings
-from frostglass.runtime import frozen, seeded
-from frostglass.training import untrained
-from frostglass.types import Images, Target, View
+from frostglass.audit.config import Experiment, experiments, read_config
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Target
+from frostglass.core.views import ModelView
+from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
+from frostglass.networks.stylegan2.nvidia import KIND
+from frostglass.plan.memory import most_resident
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import seeded
+from frostglass.store.files import write_tensors
+from frostglass.training.build import untrained
 
 pytestmark = pytest.mark.slow
 
@@ -43,20 +45,32 @@ IN_FULL_WIDTH = "facescrub/resnet18-tl"
 def undefended(config: str) -> dict[str, Experiment]:
     """The experiments of a config without defenses, by the name of their attack."""
     made = experiments(read_config(ROOT / f"{config}.toml"))
-    return {experiment.case or experiment.attack.name: experiment for _, experiment in made if not experiment.defenses}
+    return {
+        experiment.case or experiment.attack.name: experiment
+        for _, experiment in made
+        if not experiment.defenses
+    }
 
 
 def random_pictures(shape: tuple[int, int, int]) -> Images:
     """Noise around a colour of each picture's own."""
-    dice = torch.Generator().manual_seed(0)
-    colours = torch.randint(0, 192, (PUBLIC, shape[0], 1, 1), generator=dice, dtype=torch.uint8)
-    pixels = colours + torch.randint(0, 64, (PUBLIC, *shape), generator=dice, dtype=torch.uint8)
-    return Images(pixels, torch.zeros(PUBLIC, dtype=torch.long), ("stranger",), tuple(map(str, range(PUBLIC))), key="public")
+    rng = torch.Generator().manual_seed(0)
+    colours = torch.randint(0, 192, (PUBLIC, shape[0], 1, 1), generator=rng, dtype=torch.uint8)
+    pixels = colours + torch.randint(0, 64, (PUBLIC, *shape), generator=rng, dtype=torch.uint8)
+    return Images(
+        pixels,
+        torch.zeros(PUBLIC, dtype=torch.long),
+        ("stranger",),
+        tuple(map(str, range(PUBLIC))),
+        key="public",
+    )
 
 
 def random_target(experiment: Experiment, classes: int, pictures: Tensor) -> Target:
     """The config's network with random weights, its head turned so that it says different things of the pictures: priors refuse one that does not."""
-    made = untrained(experiment.target, tuple(map(str, range(classes))), experiment.data.image_shape, (), seed=0)
+    made = untrained(
+        experiment.target, tuple(map(str, range(classes))), experiment.data.image_shape, (), seed=0
+    )
     head = made.module.get_submodule(made.head)
     with frozen(made.module), torch.no_grad():
         features = made.outputs(pictures)[1]
@@ -96,23 +110,37 @@ def with_random_styles(experiment: Experiment, config: str, folder: Path) -> Exp
     name = getattr(experiment.prior, "weights", None)
     if not name:
         return experiment
-    made = STYLES[name] if config == IN_FULL_WIDTH else replace(STYLES[name], channel_base=STYLES[name].channel_base // 8)
+    made = (
+        STYLES[name]
+        if config == IN_FULL_WIDTH
+        else replace(STYLES[name], channel_base=STYLES[name].channel_base // 8)
+    )
     with seeded(0, "tests"):
         network = StyleGenerator(made)
     write_tensors(folder / name, network.state_dict(), {KIND: asdict(made)})
     return replace(experiment, prior=replace(experiment.prior, weights=str(folder / name)))
 
 
-def two_people(experiment: Experiment, view: View, prior: Prior) -> list[int]:
+def two_people(experiment: Experiment, view: ModelView, prior: Prior) -> list[int]:
     """Whom to attack: the first two, or for an attack that has to meet a person first, one of whom the prior makes pictures, and another."""
     if experiment.attack.name != "brepmi":
         return [0, 1]
     with frozen(view.module, *prior.modules), torch.no_grad():
-        met = view.labels(prior.images(torch.randn(64, prior.latent, generator=torch.Generator().manual_seed(0)))).mode().values.item()
+        met = (
+            view.labels(
+                prior.images(
+                    torch.randn(64, prior.latent, generator=torch.Generator().manual_seed(0))
+                )
+            )
+            .mode()
+            .values.item()
+        )
     return [met, (met + 1) % view.classes]
 
 
-@pytest.mark.parametrize(("config", "case"), [(config, case) for config in CLASSES for case in undefended(config)])
+@pytest.mark.parametrize(
+    ("config", "case"), [(config, case) for config in CLASSES for case in undefended(config)]
+)
 def test_a_published_attack_takes_its_first_step(config, case, tmp_path):
     experiment = with_random_styles(one_step(undefended(config)[case]), config, tmp_path)
     shape, attack = experiment.data.image_shape, experiment.attack
@@ -122,7 +150,9 @@ def test_a_published_attack_takes_its_first_step(config, case, tmp_path):
     prior = experiment.prior.train(public, view if experiment.prior.tied else None, seed=0)
     assert prior.image_shape == shape
     assert len(prior.students) == (3 if attack.name == "lomma" else 0)
-    assert all(weight.isfinite().all() for module in prior.modules for weight in module.parameters())
+    assert all(
+        weight.isfinite().all() for module in prior.modules for weight in module.parameters()
+    )
 
     people = two_people(experiment, view, prior)
     found = invert(attack, view, prior, labels=people, seed=0)
@@ -131,7 +161,9 @@ def test_a_published_attack_takes_its_first_step(config, case, tmp_path):
     assert found.images.isfinite().all()
     assert 0 <= found.images.min() < found.images.max() <= 1
     assert found.latents.isfinite().all()
-    searched = [True, False] if attack.name == "brepmi" else [True, True]  # a person who is never met has no walk
+    searched = (
+        [True, False] if attack.name == "brepmi" else [True, True]
+    )  # a person who is never met has no walk
     taken = 2 if attack.name == "ifgmi" else 1
     assert [bool((steps == taken).all()) for steps in found.steps] == searched
     assert (~found.partial).tolist() == searched

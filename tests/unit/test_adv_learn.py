@@ -7,15 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.defenses.adv_learn import AdvLearn
-from frostglass.defenses.base import Batch, Moment, Size, defenses
+from frostglass.core.errors import ConfigError
+from frostglass.defenses.base import Batch, Size, TrainingProgress, defenses
 from frostglass.defenses.compose import losses, problems
-from frostglass.defenses.label_smoothing import LabelSmoothing
-from frostglass.errors import ConfigError
-from frostglass.models.perceptual import perceptual_distance
-from frostglass.priors.decoder import DecoderGame, standardised
-from frostglass.runtime import capture, generator_for, seeded
-from frostglass.training import Training, train_target
+from frostglass.defenses.training.adv_learn import AdvLearn
+from frostglass.defenses.training.label_smoothing import LabelSmoothing
+from frostglass.networks.decoder import DecoderGame, standardised
+from frostglass.networks.perceptual import perceptual_distance
+from frostglass.runtime.hooks import capture
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
 
 CUT = "2"
@@ -38,7 +40,13 @@ def batch_of(made, labels=None):
     pictures = images(8, 4).floats()
     with seeded(5), capture(made.module, (CUT,)) as tapped:
         logits = made.module(pictures)
-    return Batch(pictures, images(8, 4).labels if labels is None else labels, logits, dict(tapped), Moment(0, 4))
+    return Batch(
+        pictures,
+        images(8, 4).labels if labels is None else labels,
+        logits,
+        dict(tapped),
+        TrainingProgress(0, 4),
+    )
 
 
 def snapshot(module):
@@ -52,15 +60,19 @@ def unchanged(module, before):
 def test_the_decoders_turn_is_the_one_that_is_written_down():
     """Steps on public pictures, whose features are those of the network in evaluation mode, drawn by seeds of their own."""
     made = victim()
-    opponent = AdvLearn(decoder_steps=3, decoder_lr=2e-3, **TINY).opponent(made, STRANGERS, None, seed=7)
+    opponent = AdvLearn(decoder_steps=3, decoder_lr=2e-3, **TINY).opponent(
+        made, STRANGERS, None, seed=7
+    )
     with seeded(7, "simulated", "init", 0):
         reference = DecoderGame((8, 8, 8), made.image_shape, width=4, lr=2e-3)
     assert same_weights(opponent.game.decoder, reference.decoder)
     for number, steps in ((0, 5), (1, 3)):  # a head start of 2 at the very first
-        opponent.turn(Moment(0, 4), number)
+        opponent.turn(TrainingProgress(0, 4), number)
         made.module.eval()
         for step in range(steps):
-            pictures = STRANGERS.floats(torch.randint(40, (8,), generator=generator_for(7, "simulated", 0, number, step)))
+            pictures = STRANGERS.floats(
+                torch.randint(40, (8,), generator=generator_for(7, "simulated", 0, number, step))
+            )
             with torch.no_grad():
                 features = made.module[:3](pictures)
             reference.step(standardised(features), pictures)
@@ -71,17 +83,21 @@ def test_the_decoders_turn_is_the_one_that_is_written_down():
 def test_the_network_stands_still_while_the_decoder_learns():
     made = victim()
     made.module(images(8, 4).floats()).sum().backward()
-    before, grads = snapshot(made.module), [weight.grad.clone() for weight in made.module.parameters()]
+    before, grads = (
+        snapshot(made.module),
+        [weight.grad.clone() for weight in made.module.parameters()],
+    )
     made.module[1].eval()  # modes are a caller's own business
     state = torch.get_rng_state()
     opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
     decoder = snapshot(opponent.game.decoder)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     assert unchanged(made.module, before)
     assert torch.equal(state, torch.get_rng_state())
     assert [part.training for part in made.module] == [True, False, True, True, True, True, True]
     assert all(
-        torch.equal(weight.grad, grad) and weight.requires_grad for weight, grad in zip(made.module.parameters(), grads, strict=True)
+        torch.equal(weight.grad, grad) and weight.requires_grad
+        for weight, grad in zip(made.module.parameters(), grads, strict=True)
     )
     assert not unchanged(opponent.game.decoder, decoder)
 
@@ -89,7 +105,7 @@ def test_the_network_stands_still_while_the_decoder_learns():
 def test_what_the_network_feels():
     made = victim()
     opponent = AdvLearn(pixel=3.0, **TINY).opponent(made, STRANGERS, None, seed=0)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     batch = batch_of(made)
     terms = opponent.losses(batch)
     rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
@@ -101,7 +117,7 @@ def test_what_the_network_feels():
 def test_the_decoder_stands_still_while_the_network_learns():
     made = victim()
     opponent = AdvLearn(decoder_adversarial=0.1, **TINY).opponent(made, STRANGERS, None, seed=0)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     before = {name: tensor.clone() for name, tensor in opponent.tensors().items()}
     (term,) = opponent.losses(batch_of(made)).values()
     term.value.backward()
@@ -116,11 +132,13 @@ def test_a_step_along_the_term_makes_the_decoder_worse():
     made.module.eval()  # so that the loss is a function of the weights alone
     opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
     for number in range(5):
-        opponent.turn(Moment(0, 4), number)
+        opponent.turn(TrainingProgress(0, 4), number)
     (term,) = opponent.losses(batch_of(made)).values()
     (term.weight * term.value).backward()
     with torch.no_grad():
-        made.module[0].weight -= 1e-3 * made.module[0].weight.grad / made.module[0].weight.grad.norm()
+        made.module[0].weight -= (
+            1e-3 * made.module[0].weight.grad / made.module[0].weight.grad.norm()
+        )
     (after,) = opponent.losses(batch_of(made)).values()
     assert after.value > term.value
 
@@ -128,10 +146,13 @@ def test_a_step_along_the_term_makes_the_decoder_worse():
 def test_scale_wins_nothing():
     made = victim()
     opponent = AdvLearn(**TINY).opponent(made, STRANGERS, None, seed=0)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     batch = batch_of(made)
     grown = replace(batch, tapped={CUT: 100 * batch.tapped[CUT]})
-    torch.testing.assert_close(opponent.losses(batch)["reconstruction"].value, opponent.losses(grown)["reconstruction"].value)
+    torch.testing.assert_close(
+        opponent.losses(batch)["reconstruction"].value,
+        opponent.losses(grown)["reconstruction"].value,
+    )
 
 
 def test_perceptual_terms_for_both():
@@ -140,7 +161,7 @@ def test_perceptual_terms_for_both():
     defense = AdvLearn(pixel=0.0, perceptual=2.0, decoder_perceptual=0.5, **TINY)
     assert defense.needs == {"perceptual"}
     opponent = defense.opponent(made, STRANGERS, other, seed=0)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     batch = batch_of(made)
     terms = opponent.losses(batch)
     assert list(terms) == ["perceptual"]
@@ -148,7 +169,9 @@ def test_perceptual_terms_for_both():
     still = judge()
     still.module.eval()
     rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
-    torch.testing.assert_close(terms["perceptual"].value, perceptual_distance(still, rebuilt, batch.images).mean())
+    torch.testing.assert_close(
+        terms["perceptual"].value, perceptual_distance(still, rebuilt, batch.images).mean()
+    )
     terms["perceptual"].value.backward()
     assert unchanged(other.module, before)  # its batch norm too
     assert [part.training for part in other.module] == modes
@@ -161,13 +184,20 @@ def test_crafters_form():
     opponent = defense.opponent(made, STRANGERS, None, seed=0)
     batch = batch_of(made)
     terms = losses([defense], batch, [(CUT,)], [opponent])
-    assert {name: term.weight for name, term in terms.items()} == {"cross_entropy": 0.5, "reconstruction": -0.5}
+    assert {name: term.weight for name, term in terms.items()} == {
+        "cross_entropy": 0.5,
+        "reconstruction": -0.5,
+    }
     assert torch.equal(terms["cross_entropy"].value, F.cross_entropy(batch.logits, batch.labels))
     rebuilt = opponent.game.decoder(standardised(batch.tapped[CUT]))
-    torch.testing.assert_close(terms["reconstruction"].value, (rebuilt - batch.images).square().sum().sqrt() / 256)
+    torch.testing.assert_close(
+        terms["reconstruction"].value, (rebuilt - batch.images).square().sum().sqrt() / 256
+    )
     attributes = torch.tensor([[1.0, 0, 1, 0]] * 8)
     by_attribute = defense.losses(replace(batch, labels=attributes))["cross_entropy"]
-    assert torch.equal(by_attribute.value, F.binary_cross_entropy_with_logits(batch.logits, attributes))
+    assert torch.equal(
+        by_attribute.value, F.binary_cross_entropy_with_logits(batch.logits, attributes)
+    )
     pictures = STRANGERS.floats(torch.arange(8))
     with torch.no_grad():
         features = standardised(made.module.eval()[:3](pictures))
@@ -176,18 +206,24 @@ def test_crafters_form():
 
 
 def test_a_new_decoder_begins_every_so_many_epochs():
-    opponent = AdvLearn(restart_every=2, decoder_steps=1, **TINY | {"head_start": 0}).opponent(victim(), STRANGERS, None, seed=0)
+    opponent = AdvLearn(restart_every=2, decoder_steps=1, **TINY | {"head_start": 0}).opponent(
+        victim(), STRANGERS, None, seed=0
+    )
     games = []
     for epoch in range(5):
         for number in range(2):
-            opponent.turn(Moment(epoch, 5), number)
+            opponent.turn(TrainingProgress(epoch, 5), number)
             games.append(opponent.game)
-    assert [id(game) for game in games] == [id(games[0])] * 4 + [id(games[4])] * 4 + [id(games[8])] * 2
+    assert [id(game) for game in games] == [id(games[0])] * 4 + [id(games[4])] * 4 + [
+        id(games[8])
+    ] * 2
     assert len({id(game) for game in games}) == 3
     assert not same_weights(games[0].decoder, games[4].decoder)
-    kept = AdvLearn(decoder_steps=1, **TINY | {"head_start": 0}).opponent(victim(), STRANGERS, None, seed=0)
+    kept = AdvLearn(decoder_steps=1, **TINY | {"head_start": 0}).opponent(
+        victim(), STRANGERS, None, seed=0
+    )
     first = kept.game
-    kept.turn(Moment(4, 5), 0)
+    kept.turn(TrainingProgress(4, 5), 0)
     assert kept.game is first
 
 
@@ -202,7 +238,9 @@ VARIETIES = [
 @pytest.mark.parametrize("more", VARIETIES)
 def test_a_killed_training_goes_on_to_the_same_bytes(more):
     def train(work):
-        return train_target(CONFIG, split(), [AdvLearn(**TINY | more)], perceptual=judge(), seed=0, work=work)
+        return train_target(
+            CONFIG, split(), [AdvLearn(**TINY | more)], perceptual=judge(), seed=0, work=work
+        )
 
     whole, work = train(NoWork()), MemoryWork(saves_before_death=2)
     with pytest.raises(KilledError):
@@ -216,15 +254,23 @@ def test_a_killed_training_goes_on_to_the_same_bytes(more):
 def test_a_training_logs_its_terms_and_says_where_it_was_cut():
     made = train_target(CONFIG, split(), [AdvLearn(pixel=2.0, **TINY)], seed=0, work=NoWork())
     assert made.info["facts"] == {"adv_learn": {"cut": "stage2"}}
-    assert all(-2 <= row["reconstruction"] < 0 for row in made.info["history"])  # bounded: pictures are in [0, 1]
+    assert all(
+        -2 <= row["reconstruction"] < 0 for row in made.info["history"]
+    )  # bounded: pictures are in [0, 1]
     assert made.info["selected_epoch"] >= 2
 
 
 def test_only_the_second_half_may_be_selected():
     defense = AdvLearn()
-    assert [defense.settled(Moment(epoch, 5)) for epoch in range(5)] == [False, False, True, True, True]
-    assert defense.settled(Moment(0, 1))
-    assert AdvLearn(**AdvLearn.off).settled(Moment(0, 5))
+    assert [defense.at_full_strength(TrainingProgress(epoch, 5)) for epoch in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert defense.at_full_strength(TrainingProgress(0, 1))
+    assert AdvLearn(**AdvLearn.off).at_full_strength(TrainingProgress(0, 5))
 
 
 def test_at_zero_there_is_nothing_of_it():
@@ -237,13 +283,20 @@ def test_at_zero_there_is_nothing_of_it():
 
 
 def test_it_needs_a_cut_before_which_something_learns():
-    assert problems([AdvLearn()], target(), Size(48, 16, 4)) == ["adv_learn: needs to know where the network is cut: set target.cut"]
-    with pytest.raises(ConfigError, match=r"adv_learn: needs to know where the network is cut: set target\.cut"):
+    assert problems([AdvLearn()], target(), Size(48, 16, 4)) == [
+        "adv_learn: needs to know where the network is cut: set target.cut"
+    ]
+    with pytest.raises(
+        ConfigError, match=r"adv_learn: needs to know where the network is cut: set target\.cut"
+    ):
         train_target(replace(CONFIG, cut=None), split(), [AdvLearn()], seed=0, work=NoWork())
     made = victim()
     made.module[:3].requires_grad_(False)
     (told,) = AdvLearn().problems(made, Size(48, 16, 4))
-    assert told == "no weight before 2 learns, so what is released there cannot change: freeze fewer layers, or cut behind a later one"
+    assert (
+        told
+        == "no weight before 2 learns, so what is released there cannot change: freeze fewer layers, or cut behind a later one"
+    )
 
 
 def test_a_feature_that_the_next_layer_overwrites_is_refused():
@@ -252,7 +305,10 @@ def test_a_feature_that_the_next_layer_overwrites_is_refused():
     made.module[2] = nn.ReLU(inplace=True)
     assert AdvLearn().problems(made, Size(48, 16, 4)) == []  # its own output stays
     (told,) = AdvLearn().problems(replace(made, cut="1"), Size(48, 16, 4))
-    assert told == "the layer behind 1 works in place, so what is released cannot be read any more: cut behind that layer"
+    assert (
+        told
+        == "the layer behind 1 works in place, so what is released cannot be read any more: cut behind that layer"
+    )
 
 
 def test_what_it_lacks_is_told():
@@ -261,7 +317,10 @@ def test_what_it_lacks_is_told():
         match=r"adv_learn compares pictures by a perceptual network, and none is given: pass perceptual=\.\.\., or set its weights to 0",
     ):
         AdvLearn(perceptual=1.0).opponent(victim(), STRANGERS, None, seed=0)
-    with pytest.raises(ConfigError, match="a simulated attacker learns on public pictures, and there are 0: use data with public people"):
+    with pytest.raises(
+        ConfigError,
+        match="a simulated attacker learns on public pictures, and there are 0: use data with public people",
+    ):
         AdvLearn().opponent(victim(), STRANGERS.at(torch.arange(0)), None, seed=0)
 
 
@@ -272,7 +331,10 @@ def test_what_it_lacks_is_told():
         ({"perceptual": float("nan")}, "perceptual"),
         ({"decoder_steps": 0}, "decoder_steps"),
         ({"public_batch": 1}, "public_batch"),
-        ({"weighting": "share"}, r'weighting = "share" leaves the task 1 - pixel: give a pixel below 1, got 1\.0'),
+        (
+            {"weighting": "share"},
+            r'weighting = "share" leaves the task 1 - pixel: give a pixel below 1, got 1\.0',
+        ),
     ],
 )
 def test_bad_parameters(bad, message):
@@ -286,6 +348,8 @@ def test_variants_are_parameters_and_what_it_replaces():
     assert AdvLearn().replaces() == {"training of the encoder"}
     shared = AdvLearn(**CRAFTER)
     assert shared.replaces() == {"training of the encoder", "classification loss"}
-    with pytest.raises(ConfigError, match="adv_learn and label_smoothing both replace the classification loss"):
+    with pytest.raises(
+        ConfigError, match="adv_learn and label_smoothing both replace the classification loss"
+    ):
         train_target(CONFIG, split(), [shared, LabelSmoothing(alpha=-0.1)], seed=0, work=NoWork())
     assert defenses.get("adv_learn") is AdvLearn

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.errors import ConfigError, ModelError, RunError
-from frostglass.priors.amortizer import Amortizer
-from frostglass.priors.base import Prior, identity_hashes
-from frostglass.runtime import frozen, seeded
+from frostglass.core.errors import ConfigError, ModelError, RunError
+from frostglass.core.prior import Prior
+from frostglass.networks.amortizer import Amortizer
+from frostglass.priors.base import identity_hashes
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import seeded
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, conditional_prior, prior, same_weights
 
 SMALL = Amortizer(width=4, steps=6, batch=4, checkpoint_every=2)
@@ -15,7 +17,9 @@ SMALL = Amortizer(width=4, steps=6, batch=4, checkpoint_every=2)
 
 def encoder():
     with seeded(0, "tests", "encoder"):
-        return nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
+        )
 
 
 class Spread(nn.Module):
@@ -23,7 +27,9 @@ class Spread(nn.Module):
 
     def __init__(self, latent):
         super().__init__()
-        self.register_buffer("mixing", torch.randn(768, latent, generator=torch.Generator().manual_seed(0)) / 28)
+        self.register_buffer(
+            "mixing", torch.randn(768, latent, generator=torch.Generator().manual_seed(0)) / 28
+        )
 
     def forward(self, latents):
         return (latents @ self.mixing.T).view(-1, *SHAPE)
@@ -31,9 +37,18 @@ class Spread(nn.Module):
 
 def linear_world(latent=4):
     """A linear generator and a linear encoder with an inverse."""
-    made = Prior(generator=Spread(latent), critic=None, latent=latent, image_shape=SHAPE, saw=identity_hashes([]), key="linear")
+    made = Prior(
+        generator=Spread(latent),
+        critic=None,
+        latent=latent,
+        image_shape=SHAPE,
+        seen_identities=identity_hashes([]),
+        key="linear",
+    )
     reading = nn.Linear(768, 2 * latent, bias=False)
-    reading.weight.data = torch.randn(2 * latent, 768, generator=torch.Generator().manual_seed(1)) / 2
+    reading.weight.data = (
+        torch.randn(2 * latent, 768, generator=torch.Generator().manual_seed(1)) / 2
+    )
     return made, nn.Sequential(nn.Flatten(), reading)
 
 
@@ -53,7 +68,17 @@ def test_published_network():
 @pytest.mark.parametrize(
     ("shape", "convolutions"),
     [
-        ((5, 32, 32), [(4, 5, 4, 4), (16, 4, 4, 4), (32, 16, 4, 4), (32, 32, 4, 4), (16, 32, 2, 2), (7, 16, 1, 1)]),
+        (
+            (5, 32, 32),
+            [
+                (4, 5, 4, 4),
+                (16, 4, 4, 4),
+                (32, 16, 4, 4),
+                (32, 32, 4, 4),
+                (16, 32, 2, 2),
+                (7, 16, 1, 1),
+            ],
+        ),
         ((5, 12, 8), [(4, 5, 4, 4), (16, 4, 4, 4), (16, 16, 3, 2), (7, 16, 1, 1)]),
         ((5, 4, 4), [(4, 5, 4, 4), (16, 4, 2, 2), (7, 16, 1, 1)]),
         ((4, 4, 5), [(4, 5, 4, 4), (16, 4, 2, 2), (7, 16, 1, 1)]),
@@ -79,10 +104,10 @@ def test_it_finds_the_inverse_of_a_linear_world(objective):
         errors = []
         for steps in (1, 250):
             with torch.enable_grad():
-                guesser = Amortizer(width=8, steps=steps, batch=32, lr=1e-2, objective=objective).train(
-                    network, made, seed=0, work=NoWork()
-                )
-            errors.append((guesser(features) - latents).square().mean().item())
+                amortizer_ = Amortizer(
+                    width=8, steps=steps, batch=32, lr=1e-2, objective=objective
+                ).train(network, made, seed=0, work=NoWork())
+            errors.append((amortizer_(features) - latents).square().mean().item())
     assert errors[0] > 0.5
     assert errors[1] < 0.05
 
@@ -93,15 +118,19 @@ def test_the_objectives_by_hand():
         for objective in ("latent", "features"):
             config = Amortizer(width=4, batch=3, objective=objective)
             with seeded(3):
-                guesser = config.network((6, 4, 4), 6).eval()
+                amortizer_ = config.network((6, 4, 4), 6).eval()
             latents = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
             features = network(made.images(latents))
-            guessed = guesser(features)
+            guessed = amortizer_(features)
             slow = {
                 "latent": sum((guessed[i] - latents[i]).norm() ** 2 / 6 for i in range(3)) / 3,
-                "features": sum((network(made.images(guessed))[i] - features[i]).norm() ** 2 / (6 * 4 * 4) for i in range(3)) / 3,
+                "features": sum(
+                    (network(made.images(guessed))[i] - features[i]).norm() ** 2 / (6 * 4 * 4)
+                    for i in range(3)
+                )
+                / 3,
             }
-            fast = config._loss(guesser, network, made, torch.Generator().manual_seed(2))
+            fast = config._loss(amortizer_, network, made, torch.Generator().manual_seed(2))
             assert fast.item() == pytest.approx(slow[objective].item(), rel=1e-4)
 
 
@@ -141,19 +170,32 @@ def test_latents_are_fresh_at_every_step():
             seen.append(latents.clone())
             return self.inner(latents)
 
-    watched = Prior(generator=Watching(made.generator), critic=None, latent=6, image_shape=SHAPE, saw=identity_hashes([]))
+    watched = Prior(
+        generator=Watching(made.generator),
+        critic=None,
+        latent=6,
+        image_shape=SHAPE,
+        seen_identities=identity_hashes([]),
+    )
     SMALL.train(encoder(), watched, seed=0, work=NoWork())
     rows = torch.cat([latents for latents in seen if len(latents) == SMALL.batch])
     assert len(rows.unique(dim=0)) == SMALL.steps * SMALL.batch
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="the amortizer needs a prior of latents alone, and this one also takes a label"):
+    with pytest.raises(
+        ConfigError,
+        match="the amortizer needs a prior of latents alone, and this one also takes a label",
+    ):
         SMALL.train(encoder(), conditional_prior("label"), seed=0, work=NoWork())
     with pytest.raises(ModelError, match="Linear cannot take 3x16x16 images"):
         SMALL.train(nn.Linear(5, 2), prior(), seed=0, work=NoWork())
-    with pytest.raises(RunError, match=r"amortizer: the loss is not finite at step \d+: lower amortizer.lr"):
-        Amortizer(width=4, steps=9, batch=4, lr=1e30, objective="features").train(Unbounded(), linear_world()[0], seed=0, work=NoWork())
+    with pytest.raises(
+        RunError, match=r"amortizer: the loss is not finite at step \d+: lower amortizer.lr"
+    ):
+        Amortizer(width=4, steps=9, batch=4, lr=1e30, objective="features").train(
+            Unbounded(), linear_world()[0], seed=0, work=NoWork()
+        )
     with pytest.raises(ConfigError, match="width: expected at least 4"):
         Amortizer(width=1)
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from frostglass.defenses.base import Batch, Moment, defenses, task_loss
+from frostglass.core.errors import ConfigError
+from frostglass.defenses.base import Batch, TrainingProgress, defenses, task_loss
 from frostglass.defenses.compose import losses
-from frostglass.errors import ConfigError
-from frostglass.training import Training, accuracy, classes_of, right, train_target, wanted
+from frostglass.training.loop import accuracy, right, train_target
+from frostglass.training.settings import Training, classes_of, targets_for
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split, target
 
 NAMES = ("even", "large", "never")
-CONFIG = Training(model="cnn", options={"width": 8}, epochs=3, batch=16, lr=5e-3, attributes=("all",))
+CONFIG = Training(
+    model="cnn", options={"width": 8}, epochs=3, batch=16, lr=5e-3, attributes=("all",)
+)
 
 
 def described(part):
@@ -23,7 +26,12 @@ def described(part):
 
 def data():
     plain = split()
-    return replace(plain, train=described(plain.train), validation=described(plain.validation), test=described(plain.test))
+    return replace(
+        plain,
+        train=described(plain.train),
+        validation=described(plain.validation),
+        test=described(plain.test),
+    )
 
 
 def train(config=CONFIG, chosen=(), work=None):
@@ -33,12 +41,17 @@ def train(config=CONFIG, chosen=(), work=None):
 def test_the_loss_is_torchs_and_the_mean_over_attributes():
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     answers = torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [1, 0, 0]])
-    batch = Batch(torch.zeros(5, 3, 8, 8), answers, logits, {}, Moment(0, 1))
+    batch = Batch(torch.zeros(5, 3, 8, 8), answers, logits, {}, TrainingProgress(0, 1))
     (term,) = losses([], batch, []).values()
     assert term.weight == 1.0
     assert torch.equal(term.value, F.binary_cross_entropy_with_logits(logits, answers))
     p = logits.sigmoid()
-    slow = torch.stack([-(a * q.log() + (1 - a) * (1 - q).log()) for a, q in zip(answers.flatten(), p.flatten(), strict=True)]).mean()
+    slow = torch.stack(
+        [
+            -(a * q.log() + (1 - a) * (1 - q).log())
+            for a, q in zip(answers.flatten(), p.flatten(), strict=True)
+        ]
+    ).mean()
     torch.testing.assert_close(term.value, slow)
     people = torch.tensor([0, 1, 2, 0, 1])
     assert torch.equal(task_loss(logits, people), F.cross_entropy(logits, people))
@@ -46,7 +59,9 @@ def test_the_loss_is_torchs_and_the_mean_over_attributes():
 
 def test_gradients_of_the_loss():
     answers = torch.tensor([[1.0, 0, 1], [0, 0, 0]], dtype=torch.double)
-    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double).requires_grad_()
+    logits = torch.randn(
+        2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    ).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: task_loss(x, answers), logits)
 
 
@@ -54,7 +69,11 @@ def test_a_picture_is_as_right_as_its_share_of_attributes():
     logits = torch.tensor([[2.0, -1.0, 3.0], [0.1, 0.1, -5.0], [-1.0, -1.0, -1.0]])
     answers = torch.tensor([[1.0, 0, 1], [1, 0, 1], [1, 1, 1]])
     assert right(logits, answers).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
-    assert right(logits, torch.tensor([2, 0, 1])).tolist() == [1.0, 1.0, 0.0]  # of people, of which there is one
+    assert right(logits, torch.tensor([2, 0, 1])).tolist() == [
+        1.0,
+        1.0,
+        0.0,
+    ]  # of people, of which there is one
 
 
 def test_accuracy_is_the_mean_over_attributes():
@@ -64,7 +83,10 @@ def test_accuracy_is_the_mean_over_attributes():
     part = described(split().test)
     with torch.no_grad():
         said = made.module(part.floats()) > 0
-    by_attribute = [(said[:, column] == part.attributes[:, column]).double().mean().item() for column in range(3)]
+    by_attribute = [
+        (said[:, column] == part.attributes[:, column]).double().mean().item()
+        for column in range(3)
+    ]
     assert accuracy(made, part) == pytest.approx(sum(by_attribute) / 3)
     assert made.info["accuracy"]["test"] == accuracy(made, part)
     assert len(set(by_attribute)) > 1
@@ -83,8 +105,10 @@ def test_one_attribute_and_an_order_of_ones_own():
     assert single.module(torch.zeros(2, 3, 16, 16)).shape == (2, 1)
     made = replace(target(), classes=("large", "even"), attributes=True)
     part = described(split().test)
-    assert torch.equal(wanted(made, part), torch.stack([part.labels > 1, part.labels % 2 == 0], 1).float())
-    assert torch.equal(wanted(target(), part), part.labels)
+    assert torch.equal(
+        targets_for(made, part), torch.stack([part.labels > 1, part.labels % 2 == 0], 1).float()
+    )
+    assert torch.equal(targets_for(target(), part), part.labels)
 
 
 def test_the_same_weights_again_and_after_a_kill():
@@ -96,13 +120,18 @@ def test_the_same_weights_again_and_after_a_kill():
 
 
 def test_attributes_the_data_does_not_have():
-    with pytest.raises(ConfigError, match=r"attributes: the data has no attribute 'glasses'; it has even, large, never"):
+    with pytest.raises(
+        ConfigError,
+        match=r"attributes: the data has no attribute 'glasses'; it has even, large, never",
+    ):
         train(replace(CONFIG, attributes=("even", "glasses")))
     message = r"attributes: the data has no attribute 'all'; it has none: use "
     with pytest.raises(ConfigError, match=message):
         classes_of(CONFIG, split())
-    with pytest.raises(ConfigError, match="the target tells attributes, and these pictures come without any"):
-        wanted(replace(target(), attributes=True), split().test)
+    with pytest.raises(
+        ConfigError, match="the target tells attributes, and these pictures come without any"
+    ):
+        targets_for(replace(target(), attributes=True), split().test)
 
 
 def test_an_attribute_is_named_once():
@@ -110,7 +139,9 @@ def test_an_attribute_is_named_once():
         Training(attributes=("even", "large", "even"))
 
 
-@pytest.mark.parametrize("name", [name for name in defenses.names() if not defenses.get(name).takes_attributes])
+@pytest.mark.parametrize(
+    "name", [name for name in defenses.names() if not defenses.get(name).takes_attributes]
+)
 def test_defenses_of_people_are_refused(name):
     message = f"{name} defends a classifier of people, and target.attributes asks for one of attributes: leave one of the two out"
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):

@@ -7,18 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostglass.data.balanced import balanced_batches
-from frostglass.errors import DataError
+from frostglass.core.errors import DataError
+from frostglass.data._balanced import balanced_batches
 
 
-def dice(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 def labels_of(counts, seed=0):
     """Shuffled labels with gaps between the names: identity i is called 3 i + 1."""
-    labels = torch.cat([torch.full((count,), 3 * number + 1) for number, count in enumerate(counts)])
-    return labels[torch.randperm(len(labels), generator=dice(seed + 1000))]
+    labels = torch.cat(
+        [torch.full((count,), 3 * number + 1) for number, count in enumerate(counts)]
+    )
+    return labels[torch.randperm(len(labels), generator=rng(seed + 1000))]
 
 
 def uses(batches):
@@ -26,10 +28,15 @@ def uses(batches):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(1, 15), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
+@given(
+    st.lists(st.integers(1, 15), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.integers(0, 99),
+)
 def test_every_batch_is_balanced_whatever_the_counts(counts, identities, images, seed):
     labels = labels_of(counts, seed)
-    batches = balanced_batches(labels, identities, images, dice(seed))
+    batches = balanced_batches(labels, identities, images, rng(seed))
     assert batches
     for batch in batches:
         shown = Counter(labels[batch].tolist())
@@ -37,17 +44,24 @@ def test_every_batch_is_balanced_whatever_the_counts(counts, identities, images,
         assert set(shown.values()) == {images}
         for identity in shown:
             own = batch[labels[batch] == identity]
-            if counts[(identity - 1) // 3] >= images:  # pictures come twice only where there are too few
+            if (
+                counts[(identity - 1) // 3] >= images
+            ):  # pictures come twice only where there are too few
                 assert len(set(own.tolist())) == images
             else:
                 assert set(own.tolist()) == set((labels == identity).nonzero()[:, 0].tolist())
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 15), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
+@given(
+    st.lists(st.integers(1, 15), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.integers(0, 99),
+)
 def test_no_picture_comes_more_often_than_filling_up_needs(counts, identities, images, seed):
     labels = labels_of(counts, seed)
-    seen = uses(balanced_batches(labels, identities, images, dice(seed)))
+    seen = uses(balanced_batches(labels, identities, images, rng(seed)))
     for number, count in enumerate(counts):
         own = [seen[index] for index in (labels == 3 * number + 1).nonzero()[:, 0].tolist()]
         if count >= images:
@@ -58,31 +72,38 @@ def test_no_picture_comes_more_often_than_filling_up_needs(counts, identities, i
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.integers(0, 99),
+)
 def test_there_are_as_many_batches_as_the_chunks_allow(counts, identities, images, seed):
     chunks = [-(-count // images) for count in counts]
     wanted = min(identities, len(counts))
     # An identity can be in a batch once: n batches need n x wanted chunks, of which each identity gives at most n.
-    possible = max(n for n in range(1, sum(chunks) + 1) if sum(min(own, n) for own in chunks) >= n * wanted)
-    assert len(balanced_batches(labels_of(counts, seed), identities, images, dice(seed))) == possible
+    possible = max(
+        n for n in range(1, sum(chunks) + 1) if sum(min(own, n) for own in chunks) >= n * wanted
+    )
+    assert len(balanced_batches(labels_of(counts, seed), identities, images, rng(seed))) == possible
 
 
 def test_equal_counts_use_every_picture_exactly_once():
     labels = labels_of([12] * 32)
-    batches = balanced_batches(labels, 16, 4, dice())
+    batches = balanced_batches(labels, 16, 4, rng())
     assert [len(batch) for batch in batches] == [64] * 6
     assert uses(batches) == dict.fromkeys(range(len(labels)), 1)
 
 
 def test_uneven_counts_use_nearly_every_picture():
     counts = [20 + number % 11 for number in range(50)]
-    seen = uses(balanced_batches(labels_of(counts), 16, 4, dice()))
+    seen = uses(balanced_batches(labels_of(counts), 16, 4, rng()))
     assert len(seen) >= 0.97 * sum(counts)
 
 
 def test_an_identity_with_many_pictures_is_not_shown_first():
     labels = labels_of([40] + [4] * 30)
-    epochs = [balanced_batches(labels, 3, 4, dice(seed)) for seed in range(20)]
+    epochs = [balanced_batches(labels, 3, 4, rng(seed)) for seed in range(20)]
     assert all(sum(1 in labels[batch] for batch in batches) == 10 for batches in epochs)
     assert any(1 in labels[batches[-1]] for batches in epochs)
     assert not all(1 in labels[batches[0]] for batches in epochs)
@@ -90,22 +111,29 @@ def test_an_identity_with_many_pictures_is_not_shown_first():
 
 def test_the_generator_decides_everything():
     labels = labels_of([9, 7, 12, 5, 5])
-    one, same, other = (balanced_batches(labels, 3, 4, dice(seed)) for seed in (1, 1, 2))
+    one, same, other = (balanced_batches(labels, 3, 4, rng(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert [batch.tolist() for batch in one] != [batch.tolist() for batch in other]
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    balanced_batches(labels, 3, 4, dice())
+    balanced_batches(labels, 3, 4, rng())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_identities_meet_different_company():
     labels = labels_of([4] * 8)
-    companies = {frozenset(labels[balanced_batches(labels, 2, 4, dice(seed))[0]].tolist()) for seed in range(60)}
+    companies = {
+        frozenset(labels[balanced_batches(labels, 2, 4, rng(seed))[0]].tolist())
+        for seed in range(60)
+    }
     assert len(companies) > 20  # of 28 pairs
 
 
-@pytest.mark.parametrize(("labels", "identities", "images"), [([], 2, 2), ([1, 2], 0, 2), ([1, 2], 2, 0)])
+@pytest.mark.parametrize(
+    ("labels", "identities", "images"), [([], 2, 2), ([1, 2], 0, 2), ([1, 2], 2, 0)]
+)
 def test_nothing_to_balance_is_refused(labels, identities, images):
-    with pytest.raises(DataError, match="need pictures, and at least 1 identity and 1 picture of each; got"):
-        balanced_batches(torch.tensor(labels), identities, images, dice())
+    with pytest.raises(
+        DataError, match="need pictures, and at least 1 identity and 1 picture of each; got"
+    ):
+        balanced_batches(torch.tensor(labels), identities, images, rng())

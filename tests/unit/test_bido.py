@@ -8,13 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.data.balanced import balanced_batches
-from frostglass.defenses import bido, compose
-from frostglass.defenses.base import Batch, Moment, Size
-from frostglass.defenses.bido import Bido
-from frostglass.defenses.dependence import coco, gaussian_gram, hsic_nocco, hsic_trace, linear_gram
-from frostglass.errors import ConfigError, ModelError
-from frostglass.runtime import capture
+from frostglass.core.errors import ConfigError, ModelError
+from frostglass.data._balanced import balanced_batches
+from frostglass.defenses import compose
+from frostglass.defenses.base import Batch, Size, TrainingProgress
+from frostglass.defenses.training import bido
+from frostglass.defenses.training._dependence import (
+    coco,
+    gaussian_gram,
+    hsic_nocco,
+    hsic_trace,
+    linear_gram,
+)
+from frostglass.defenses.training.bido import Bido
+from frostglass.runtime.hooks import capture
 from worlds import split, target
 
 MEASURES = ("hsic_nocco", "hsic_trace", "coco_frobenius", "coco_spectral")
@@ -31,7 +38,13 @@ def batch_of(made, count=16, names=TAPS, labels=None):
     index = torch.arange(count)
     with capture(made.module, names) as seen:
         logits = made.module(images.floats(index))
-    return Batch(images.floats(index), images.labels[index] if labels is None else labels, logits, seen, Moment(0, 1))
+    return Batch(
+        images.floats(index),
+        images.labels[index] if labels is None else labels,
+        logits,
+        seen,
+        TrainingProgress(0, 1),
+    )
 
 
 def total(terms):
@@ -51,7 +64,14 @@ def test_off_touches_nothing():
 
 def test_defaults_are_the_published_hsic_setting():
     made = Bido()
-    assert (made.measure, made.lambda_x, made.lambda_y, made.per_identity, made.sigma, made.epsilon) == (
+    assert (
+        made.measure,
+        made.lambda_x,
+        made.lambda_y,
+        made.per_identity,
+        made.sigma,
+        made.epsilon,
+    ) == (
         "hsic_nocco",
         0.05,
         0.5,
@@ -93,7 +113,12 @@ def test_the_loss_is_the_formula_over_the_taps(name):
     made = tapped_target()
     batch = batch_of(made)
     terms = Bido(measure=name, lambda_x=2.0, lambda_y=3.0).losses(batch)
-    assert {key: term.weight for key, term in terms.items()} == {"bido_x:2": 2.0, "bido_y:2": -3.0, "bido_x:5": 2.0, "bido_y:5": -3.0}
+    assert {key: term.weight for key, term in terms.items()} == {
+        "bido_x:2": 2.0,
+        "bido_y:2": -3.0,
+        "bido_x:5": 2.0,
+        "bido_y:5": -3.0,
+    }
     torch.testing.assert_close(total(terms), slow_terms(name, batch, 2.0, 3.0))
     assert all(term.value > 0 for term in terms.values())
     total(terms).backward()
@@ -104,16 +129,26 @@ def test_the_loss_is_the_formula_over_the_taps(name):
 def test_each_parameter_of_the_measure_matters():
     batch = batch_of(tapped_target())
     value = total(Bido().losses(batch)).item()
-    for change in ({"sigma": 4.0}, {"epsilon": 1e-4}, *({"measure": name} for name in MEASURES[1:])):
+    for change in (
+        {"sigma": 4.0},
+        {"epsilon": 1e-4},
+        *({"measure": name} for name in MEASURES[1:]),
+    ):
         assert abs(total(Bido(**change).losses(batch)).item() - value) > 1e-4, change
 
 
 @pytest.mark.parametrize(("one", "other"), [("x", "y"), ("y", "x")])
 def test_either_side_alone_is_an_ablation_and_the_other_is_not_computed(one, other, monkeypatch):
     grams = []
-    monkeypatch.setattr(bido, "linear_gram", lambda labels: grams.append("y") or linear_gram(labels))
     monkeypatch.setattr(
-        bido, "gaussian_gram", lambda features, sigma: grams.append(tuple(features.shape)) or gaussian_gram(features, sigma)
+        bido, "linear_gram", lambda labels: grams.append("y") or linear_gram(labels)
+    )
+    monkeypatch.setattr(
+        bido,
+        "gaussian_gram",
+        lambda features, sigma: (
+            grams.append(tuple(features.shape)) or gaussian_gram(features, sigma)
+        ),
     )
     batch = batch_of(tapped_target())
     alone = Bido(**{f"lambda_{other}": 0.0})
@@ -134,7 +169,9 @@ def test_either_side_alone_is_an_ablation_and_the_other_is_not_computed(one, oth
 def test_tiny_last_batches_stay_finite(name, labels):
     made = tapped_target()
     made.module.eval()
-    terms = Bido(measure=name, per_identity=0).losses(batch_of(made, len(labels), labels=torch.tensor(labels)))
+    terms = Bido(measure=name, per_identity=0).losses(
+        batch_of(made, len(labels), labels=torch.tensor(labels))
+    )
     total(terms).backward()
     assert all(term.value.isfinite() for term in terms.values())
     assert all(p.grad.isfinite().all() for p in made.module[:3].parameters())
@@ -143,10 +180,14 @@ def test_tiny_last_batches_stay_finite(name, labels):
 def test_half_precision_outputs_give_single_precision_terms():
     made = tapped_target()
     batch = batch_of(made)
-    halved = replace(batch, tapped={name: output.bfloat16() for name, output in batch.tapped.items()})
+    halved = replace(
+        batch, tapped={name: output.bfloat16() for name, output in batch.tapped.items()}
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         terms = Bido().losses(halved)
-    assert all(term.value.dtype == torch.float32 and term.value.isfinite() for term in terms.values())
+    assert all(
+        term.value.dtype == torch.float32 and term.value.isfinite() for term in terms.values()
+    )
 
 
 def test_terms_join_the_cross_entropy():
@@ -171,7 +212,9 @@ def test_descending_its_loss_moves_the_dependence_the_right_way(name, lambda_x, 
         rule.zero_grad()
         total(terms).backward()
         rule.step()
-    better = [later < earlier if lambda_x else later > earlier for earlier, later in pairwise(values)]
+    better = [
+        later < earlier if lambda_x else later > earlier for earlier, later in pairwise(values)
+    ]
     assert all(better), values
 
 
@@ -198,7 +241,14 @@ def test_only_taps_that_learn_are_read():
 
 def deep_target():
     """Three taps, each behind one more layer of weights."""
-    module = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 4))
+    module = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(768, 8),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 6),
+        nn.Linear(6, 4),
+    )
     return replace(target(), module=module, head="5", taps=("1", "2", "4"))
 
 
@@ -211,16 +261,23 @@ def problem(defense, made, batch):
 
 def test_batches_too_small_for_two_identities_are_a_problem():
     assert Bido().problems(tapped_target(), Size(1000, 8, 1)) == []
-    assert "batches of 7 have no room for 2 identities of 4 pictures: raise target.batch to at least 8" in problem(
-        Bido(), tapped_target(), 7
+    assert (
+        "batches of 7 have no room for 2 identities of 4 pictures: raise target.batch to at least 8"
+        in problem(Bido(), tapped_target(), 7)
     )
-    assert "batches of 3 pictures are too small" in problem(Bido(per_identity=0), tapped_target(), 3)
-    assert "batches of 3 have no room for 2 identities of 2" in problem(Bido(per_identity=2), tapped_target(), 3)
+    assert "batches of 3 pictures are too small" in problem(
+        Bido(per_identity=0), tapped_target(), 3
+    )
+    assert "batches of 3 have no room for 2 identities of 2" in problem(
+        Bido(per_identity=2), tapped_target(), 3
+    )
     assert Bido(per_identity=0).problems(tapped_target(), Size(1000, 4, 1)) == []
 
 
 def test_a_single_class_is_a_problem():
-    assert "at least 2 identities" in problem(Bido(), replace(tapped_target(), classes=("only one",)), 64)
+    assert "at least 2 identities" in problem(
+        Bido(), replace(tapped_target(), classes=("only one",)), 64
+    )
 
 
 def test_layers_that_do_not_exist_are_a_problem():
@@ -242,7 +299,12 @@ def test_taps_that_are_all_frozen_are_a_problem_and_never_a_silent_nothing():
 
 
 def test_every_problem_is_told_at_once():
-    assert len(Bido(layers=("9",)).problems(replace(target(), classes=("only one",)), Size(1000, 2, 1))) == 3
+    assert (
+        len(
+            Bido(layers=("9",)).problems(replace(target(), classes=("only one",)), Size(1000, 2, 1))
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,5 +326,8 @@ def test_impossible_parameters_are_refused(values, message):
 
 
 def test_a_reader_is_told_the_batches():
-    assert Bido().facts(tapped_target(), Size(100, 64, 1))["batch"] == f"{len(tapped_target().classes)} people × 4"  # fewer people than 16
+    assert (
+        Bido().facts(tapped_target(), Size(100, 64, 1))["batch"]
+        == f"{len(tapped_target().classes)} people × 4"
+    )  # fewer people than 16
     assert Bido(per_identity=0).facts(tapped_target(), Size(100, 64, 1))["batch"] == "shuffled"

@@ -8,14 +8,16 @@ import torch
 from torch import nn
 
 from frostglass.attacks.base import invert
-from frostglass.attacks.brepmi import CHUNK, Brepmi
-from frostglass.attacks.gmi import Gmi
-from frostglass.errors import ConfigError, RunError
-from frostglass.experiments import cost
-from frostglass.priors.base import Prior, identity_hashes
+from frostglass.attacks.model.brepmi import CHUNK, Brepmi
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.prior import Prior
+from frostglass.core.types import Target
+from frostglass.core.views import ModelView
+from frostglass.plan import cost
+from frostglass.priors.base import identity_hashes
 from frostglass.priors.pretrained import Pretrained
-from frostglass.runtime import generator_for
-from frostglass.types import Target, View
+from frostglass.runtime.seeding import generator_for
 from worlds import NoWork
 
 
@@ -33,8 +35,21 @@ class Regions(nn.Module):
 
 def world(where, latent=5, classes=2):
     shape = (1, 1, latent)
-    made = Target(module=Regions(where, classes), classes=tuple("abcdefgh"[:classes]), image_shape=shape, head="head", key="toy")
-    known = Prior(generator=nn.Unflatten(1, shape), critic=None, latent=latent, image_shape=shape, saw=identity_hashes([]), key="plain")
+    made = Target(
+        module=Regions(where, classes),
+        classes=tuple("abcdefgh"[:classes]),
+        image_shape=shape,
+        head="head",
+        key="toy",
+    )
+    known = Prior(
+        generator=nn.Unflatten(1, shape),
+        critic=None,
+        latent=latent,
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        key="plain",
+    )
     return made, known
 
 
@@ -57,24 +72,40 @@ def walked(attack, where, starts, *, label=1, seed=3):
     """Ends and radii of walks from given starts, candidates 0, 1, ..., and the queries they took."""
     made, known = world(where, latent=starts.shape[1])
     view = made.view(["labels"])
-    walked = attack.recipe(view, known, seed=seed).search(starts, torch.full((len(starts),), label), torch.arange(len(starts)))
+    walked = attack.recipe(view, known, seed=seed).search(
+        starts, torch.full((len(starts),), label), torch.arange(len(starts))
+    )
     found, radius = walked.state, walked.score
     return found, radius, view.queries
 
 
 def slow_walk(attack, inside, start, *, draw, label=1, seed=3):
     """One walk, point by point, as it is described; ends, radius and queries."""
-    dice = generator_for(seed, "brepmi", label, draw)
+    rng = generator_for(seed, "brepmi", label, draw)
     z, radius, waited, queries, result = start, attack.radius, 0, 1, start
-    while queries + attack.points + 1 <= attack.budget and waited < attack.patience and radius <= 2 * attack.box * math.sqrt(len(start)):
+    while (
+        queries + attack.points + 1 <= attack.budget
+        and waited < attack.patience
+        and radius <= 2 * attack.box * math.sqrt(len(start))
+    ):
         push, hits = torch.zeros_like(z), 0
-        for direction in torch.randn(attack.points, len(z), generator=dice):
+        for direction in torch.randn(attack.points, len(z), generator=rng):
             direction = direction / direction.norm()
             hit = bool(inside((z + radius * direction)[None]))
             hits += hit
-            push += direction * ((0 if hit else -1) if attack.direction == "repulsion" else (1 if hit else -1)) / attack.points
-        grows = hits == attack.points if attack.rule == "paper" else hits - (attack.points - hits) > 0.75 * attack.points
-        proposed = (z + min(radius / attack.step_divisor, attack.step_limit) * push).clamp(-attack.box, attack.box)
+            push += (
+                direction
+                * ((0 if hit else -1) if attack.direction == "repulsion" else (1 if hit else -1))
+                / attack.points
+            )
+        grows = (
+            hits == attack.points
+            if attack.rule == "paper"
+            else hits - (attack.points - hits) > 0.75 * attack.points
+        )
+        proposed = (z + min(radius / attack.step_divisor, attack.step_limit) * push).clamp(
+            -attack.box, attack.box
+        )
         accepted = bool(inside(proposed[None]))
         queries += attack.points + 1
         z = proposed if accepted else z
@@ -86,13 +117,30 @@ def slow_walk(attack, inside, start, *, draw, label=1, seed=3):
 
 def test_defaults_are_the_published_ones():
     attack = Brepmi()
-    assert (attack.points, attack.radius, attack.growth, attack.rule, attack.direction) == (32, 2, 1.3, "code", "repulsion")
-    assert (attack.step_divisor, attack.step_limit, attack.box, attack.patience, attack.candidates) == (3, 3, 1.5, 1000, 1)
+    assert (attack.points, attack.radius, attack.growth, attack.rule, attack.direction) == (
+        32,
+        2,
+        1.3,
+        "code",
+        "repulsion",
+    )
+    assert (
+        attack.step_divisor,
+        attack.step_limit,
+        attack.box,
+        attack.patience,
+        attack.candidates,
+    ) == (3, 3, 1.5, 1000, 1)
     assert attack.access == ("labels",)
 
 
-@pytest.mark.parametrize("where", [half_space(0.3), ball(1.6), ball(0.9)], ids=["half-space", "ball", "small ball"])
-@pytest.mark.parametrize("options", [{}, {"rule": "paper"}, {"direction": "both"}, {"step_divisor": 0.5, "step_limit": 0.9}])
+@pytest.mark.parametrize(
+    "where", [half_space(0.3), ball(1.6), ball(0.9)], ids=["half-space", "ball", "small ball"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rule": "paper"}, {"direction": "both"}, {"step_divisor": 0.5, "step_limit": 0.9}],
+)
 def test_the_walk_is_the_slow_and_obvious_one(where, options):
     attack = Brepmi(**({"points": 16, "radius": 0.4, "budget": 600, "patience": 12} | options))
     starts = torch.randn(200, 4, generator=torch.Generator().manual_seed(1)).clamp(-1.5, 1.5)
@@ -106,22 +154,34 @@ def test_the_walk_is_the_slow_and_obvious_one(where, options):
 
 
 def test_all_inside_pushes_nowhere_and_outside_pushes_away():
-    u = nn.functional.normalize(torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(0)), dim=2)
+    u = nn.functional.normalize(
+        torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(0)), dim=2
+    )
     inside = torch.ones(3, 8, dtype=torch.bool)
     assert torch.equal(Brepmi()._away(inside, u), torch.zeros(3, 5))
     inside[1, 2] = inside[1, 6] = False
     away = Brepmi()._away(inside, u)
     assert torch.equal(away[0], torch.zeros(5))
-    assert torch.allclose(away[1], -(u[1, 2] + u[1, 6]) / 8)  # divided by all points, not by those outside
-    assert torch.allclose(Brepmi(direction="both")._away(inside, u)[1], (u[1].sum(0) - 2 * u[1, 2] - 2 * u[1, 6]) / 8, atol=1e-6)
+    assert torch.allclose(
+        away[1], -(u[1, 2] + u[1, 6]) / 8
+    )  # divided by all points, not by those outside
+    assert torch.allclose(
+        Brepmi(direction="both")._away(inside, u)[1],
+        (u[1].sum(0) - 2 * u[1, 2] - 2 * u[1, 6]) / 8,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(("rule", "least"), [("code", 29), ("paper", 32)])
 def test_how_many_inside_make_the_radius_grow(rule, least, monkeypatch):
     for count in (least - 1, least):
         around = torch.arange(32) < count
-        script = iter([torch.tensor([1]), around[None].long(), torch.tensor([1])])  # the start, the sphere, the proposal
-        monkeypatch.setattr(Brepmi, "_answers", lambda self, view, prior, latents, script=script: next(script))
+        script = iter(
+            [torch.tensor([1]), around[None].long(), torch.tensor([1])]
+        )  # the start, the sphere, the proposal
+        monkeypatch.setattr(
+            Brepmi, "_answers", lambda self, view, prior, latents, script=script: next(script)
+        )
         _, radius, _ = walked(Brepmi(rule=rule, budget=34), half_space(), torch.zeros(1, 5))
         assert radius.tolist() == pytest.approx([2 * 1.3 if count == least else 2])
 
@@ -129,7 +189,9 @@ def test_how_many_inside_make_the_radius_grow(rule, least, monkeypatch):
 def test_where_all_is_inside_the_radius_grows_at_every_look_and_nothing_moves():
     start = torch.tensor([[0.1, -0.7, 1.2, 0.4, 0.0]])
     for looks in range(1, 6):
-        found, radius, queries = walked(Brepmi(budget=1 + 33 * looks), lambda z: z[:, 0] > -1e9, start)
+        found, radius, queries = walked(
+            Brepmi(budget=1 + 33 * looks), lambda z: z[:, 0] > -1e9, start
+        )
         assert radius.tolist() == pytest.approx([2 * 1.3**looks])
         assert torch.equal(found, start)
         assert queries == 1 + 33 * looks
@@ -139,13 +201,20 @@ def test_where_all_is_inside_the_radius_grows_at_every_look_and_nothing_moves():
 
 def test_it_moves_away_from_the_border_of_a_half_space():
     normal = nn.functional.normalize(torch.tensor([0.2, -0.5, 0.9, 0.1, -0.3]), dim=0)
-    starts = normal * torch.tensor([[0.05], [0.1], [0.2], [0.3]])  # the border goes through the middle: z · normal is the margin
+    starts = normal * torch.tensor(
+        [[0.05], [0.1], [0.2], [0.3]]
+    )  # the border goes through the middle: z · normal is the margin
     found, _, _ = walked(Brepmi(radius=0.3, budget=3000), lambda z: z @ normal > 0, starts)
     assert ((found - starts) @ normal).min() > 1.0
 
 
 def test_it_moves_to_the_middle_of_a_ball():
-    starts = nn.functional.normalize(torch.randn(4, 5, generator=torch.Generator().manual_seed(2)), dim=1) * 1.9
+    starts = (
+        nn.functional.normalize(
+            torch.randn(4, 5, generator=torch.Generator().manual_seed(2)), dim=1
+        )
+        * 1.9
+    )
     found, radius, _ = walked(Brepmi(radius=0.3, budget=4000), ball(2.0), starts)
     assert found.norm(dim=1).max() < 1.0
     assert radius.min() > 1.0
@@ -153,7 +222,9 @@ def test_it_moves_to_the_middle_of_a_ball():
 
 def needle(seed=3, place=5, latent=5):
     """Class 1 is one of the draws and next to nothing around it: every proposal is rejected."""
-    point = torch.randn(CHUNK, latent, generator=generator_for(seed, "brepmi", "start", 0)).clamp(-1.5, 1.5)[place]
+    point = torch.randn(CHUNK, latent, generator=generator_for(seed, "brepmi", "start", 0)).clamp(
+        -1.5, 1.5
+    )[place]
     return point, lambda z: (z - point).norm(dim=1) < 1e-4
 
 
@@ -169,11 +240,15 @@ def test_the_budget_ends_a_walk_whose_proposals_are_all_rejected():
 def test_every_pass_of_a_look_is_paid_for():
     _, where = needle()
     found = run(Brepmi(budget=500, samples=3), where)
-    assert found.queries == 3 * (CHUNK + 1 + 5 * 33 + 1)  # a walk of 498; a sixth move would make 597
+    assert found.queries == 3 * (
+        CHUNK + 1 + 5 * 33 + 1
+    )  # a walk of 498; a sixth move would make 597
 
 
 def test_patience_counts_accepted_moves_only():
-    queries = walked(Brepmi(patience=7), ball(1.0), torch.zeros(1, 5))[2]  # no sphere of radius 2 has a point inside, moves are short
+    queries = walked(Brepmi(patience=7), ball(1.0), torch.zeros(1, 5))[
+        2
+    ]  # no sphere of radius 2 has a point inside, moves are short
     assert queries == 1 + 7 * 33
     _, where = needle()
     point, _ = needle()
@@ -194,7 +269,9 @@ def test_starts_are_clamped_draws_that_hit_the_label():
     starts = Brepmi(candidates=4, box=1.3).recipe(view, known, seed=3).start(torch.tensor([1, 0]))
     assert starts.shape == (2, 4, 5)
     assert starts.abs().max() <= 1.3
-    assert (half_space(1.2)(starts.flatten(0, 1)).view(2, 4) == torch.tensor([[True], [False]])).all()
+    assert (
+        half_space(1.2)(starts.flatten(0, 1)).view(2, 4) == torch.tensor([[True], [False]])
+    ).all()
     drawn = torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", 0)).clamp(-1.3, 1.3)
     assert torch.equal(starts[0], drawn[half_space(1.2)(drawn)][:4])
     assert view.queries == CHUNK
@@ -204,7 +281,12 @@ def test_drawing_goes_on_until_every_candidate_has_a_start():
     made, known = world(half_space(2.4))
     view = made.view(["labels"])
     starts = Brepmi(candidates=6, box=3).recipe(view, known, seed=3).start(torch.tensor([1]))[0]
-    drawn = torch.cat([torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", number)) for number in range(20)]).clamp(-3, 3)
+    drawn = torch.cat(
+        [
+            torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", number))
+            for number in range(20)
+        ]
+    ).clamp(-3, 3)
     hits = half_space(2.4)(drawn).nonzero()[:, 0]
     assert hits[0] // CHUNK < hits[5] // CHUNK
     assert torch.equal(starts, drawn[hits[:6]])
@@ -215,8 +297,13 @@ def test_candidates_without_starts_of_their_own_share_one_and_walk_differently()
     point, where = needle()
     attack = Brepmi(candidates=3, keep=3, budget=400, tries=2 * CHUNK)
     made, known = world(where)
-    assert torch.equal(attack.recipe(made.view(["labels"]), known, seed=3).start(torch.tensor([1]))[0], point.expand(3, 5))
-    found, _, _ = walked(Brepmi(radius=0.3, budget=400), half_space(), torch.tensor([[0.6, 0, 0, 0, 0]]).expand(2, 5))
+    assert torch.equal(
+        attack.recipe(made.view(["labels"]), known, seed=3).start(torch.tensor([1]))[0],
+        point.expand(3, 5),
+    )
+    found, _, _ = walked(
+        Brepmi(radius=0.3, budget=400), half_space(), torch.tensor([[0.6, 0, 0, 0, 0]]).expand(2, 5)
+    )
     assert not torch.equal(found[0], found[1])
 
 
@@ -231,14 +318,22 @@ def test_a_label_never_hit_keeps_blind_draws_and_costs_the_others_nothing():
     assert with_it.confidence.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
     without = run(attack, three, labels=(1, 3), classes=5)
     assert torch.equal(with_it.latents[[0, 2]], without.latents)
-    drawn = [torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", number)).clamp(-1.5, 1.5) for number in range(3)]
+    drawn = [
+        torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", number)).clamp(
+            -1.5, 1.5
+        )
+        for number in range(3)
+    ]
     assert torch.equal(with_it.latents[[1, 3]], torch.cat(drawn)[torch.tensor([[4, 5], [8, 9]])])
     # All of the draws, rounded up to chunks, where one is enough for the others; and two looks at each blind draw.
     assert with_it.queries - without.queries == 2 * CHUNK + 4 * 2
 
 
 def test_no_label_hit_at_all():
-    with pytest.raises(RunError, match=r"none of the 2 attacked labels of any of 256 draws of the prior.*raise attack.tries"):
+    with pytest.raises(
+        RunError,
+        match=r"none of the 2 attacked labels of any of 256 draws of the prior.*raise attack.tries",
+    ):
         run(Brepmi(tries=10), three, labels=(2, 4), classes=5)
 
 
@@ -259,7 +354,9 @@ def test_candidates_are_kept_by_their_last_radius():
 @pytest.mark.parametrize("latent", [5, 100])
 def test_batch_size_changes_nothing(latent):
     def some(batch):
-        attack = Brepmi(points=20, radius=0.4, budget=400, patience=6, candidates=3, keep=3, batch=batch)
+        attack = Brepmi(
+            points=20, radius=0.4, budget=400, patience=6, candidates=3, keep=3, batch=batch
+        )
         return run(attack, three, labels=(3, 0, 1), classes=4, latent=latent)
 
     whole = some(10_000)
@@ -275,7 +372,7 @@ def test_nothing_but_labels_is_asked_for(monkeypatch):
         raise AssertionError("only labels are there")
 
     for name in ("logits", "scores", "logits_and_features"):
-        monkeypatch.setattr(View, name, refuse)
+        monkeypatch.setattr(ModelView, name, refuse)
     assert run(Brepmi(budget=100), half_space()).confidence.tolist() == [[1]]
 
 
@@ -286,7 +383,12 @@ def test_masked_gradients_stop_gmi_and_not_this():
     stuck = invert(by_gradient, made.view(["gradients"]), known, labels=[1], seed=3, work=NoWork())
     assert stuck.confidence.mean() < 0.5
     by_label = invert(
-        Brepmi(radius=0.2, budget=2000, candidates=6, keep=6), made.view(["labels"]), known, labels=[1], seed=3, work=NoWork()
+        Brepmi(radius=0.2, budget=2000, candidates=6, keep=6),
+        made.view(["labels"]),
+        known,
+        labels=[1],
+        seed=3,
+        work=NoWork(),
     )
     assert by_label.confidence.min() == 1
     assert by_label.latents[0, :, 0].min() > 1.2
@@ -304,7 +406,9 @@ def test_bad_parameters(bad, message):
 
 
 def test_a_first_sphere_larger_than_the_box_is_refused():
-    with pytest.raises(ConfigError, match=r"brepmi.radius \(7\) must be at most the diagonal of the box \(6.71\)"):
+    with pytest.raises(
+        ConfigError, match=r"brepmi.radius \(7\) must be at most the diagonal of the box \(6.71\)"
+    ):
         run(Brepmi(radius=7), half_space())
 
 
@@ -314,7 +418,9 @@ def test_cost_is_at_most_the_budget(monkeypatch):
     monkeypatch.setattr(cost, "_generator_seconds", lambda *_: 0.002)
     shape, people = SimpleNamespace(image_shape=(1, 1, 5)), SimpleNamespace(identities=10)
     exp = SimpleNamespace(data=shape, judging=people, prior=Pretrained(), target=None)
-    text, seconds = cost._work("attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost.Once())
+    text, seconds = cost._work(
+        "attack", Brepmi(candidates=2, budget=1000, tries=256), (), exp, cost.Once()
+    )
     assert text == "10 people × 2 candidates × up to 1,000 queries, and up to 256 to find starts"
     assert seconds == pytest.approx((10 * 2 * 1000 + 256) * 0.006 / 3)
     text, seconds = cost._work("attack", Gmi(candidates=2, keep=1, steps=30), (), exp, cost.Once())

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
-from frostglass.experiments import catalogue
-from frostglass.experiments.catalogue import KINDS, describe, entries
+from frostglass.audit import catalogue
+from frostglass.audit.catalogue import KINDS, describe, entries
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
 
 METHODS = [(kind, name) for kind, registry in KINDS.items() for name in registry.names()]
 
@@ -32,7 +32,9 @@ def test_every_parameter_is_explained(kind, name):
     facts = describe(name)
     told = set(re.findall(r"\w+", facts["text"] + facts["arguments"]))
     told |= {word.removesuffix("ped") for word in told}  # "cropped" tells of `crop`
-    assert [parameter["name"] for parameter in facts["parameters"] if parameter["name"] not in told] == []
+    assert [
+        parameter["name"] for parameter in facts["parameters"] if parameter["name"] not in told
+    ] == []
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
@@ -43,24 +45,41 @@ def test_every_parameter_has_a_type_and_a_default_that_it_takes(kind, name):
     json.dumps(found)
     if kind != "models" and not any(parameter["required"] for parameter in found):
         method = KINDS[kind].get(name)
-        assert method(**{parameter["name"]: parameter["default"] for parameter in found}) == method()
+        assert (
+            method(**{parameter["name"]: parameter["default"] for parameter in found}) == method()
+        )
 
 
 def test_a_docstring_is_split_into_text_and_arguments():
     facts = describe("gmi")
     assert facts["kind"] == "attack"
-    assert facts["file"] == "frostglass.attacks.gmi"
+    assert facts["file"] == "frostglass.attacks.model.gmi"
     assert "Paper: " in facts["text"]
     assert "Args:" not in facts["text"] + facts["arguments"]
-    assert facts["arguments"].startswith("coupling: ")  # its own first, then those all attacks by gradients share
+    assert facts["arguments"].startswith(
+        "coupling: "
+    )  # its own first, then those all attacks by gradients share
     assert "\nloss: what the target should think" in facts["arguments"]
-    assert [variant["name"] for variant in facts["variants"]] == ["noise", "aimed", "straight", "margin", "poincare"]
-    assert {"name": "steps", "type": "int", "default": 1500, "required": False} in facts["parameters"]
-    assert {"name": "private", "type": "Path", "default": None, "required": True} in describe("folder")["parameters"]
+    assert [variant["name"] for variant in facts["variants"]] == [
+        "noise",
+        "aimed",
+        "straight",
+        "margin",
+        "poincare",
+    ]
+    assert {"name": "steps", "type": "int", "default": 1500, "required": False} in facts[
+        "parameters"
+    ]
+    assert {"name": "private", "type": "Path", "default": None, "required": True} in describe(
+        "folder"
+    )["parameters"]
 
 
 def test_what_the_data_decides_is_no_parameter_of_a_model():
-    assert [parameter["name"] for parameter in describe("resnet")["parameters"]] == ["width", "depth"]
+    assert [parameter["name"] for parameter in describe("resnet")["parameters"]] == [
+        "width",
+        "depth",
+    ]
 
 
 @parameters
@@ -80,7 +99,9 @@ class Sample:
 
 def test_types_are_told_as_a_person_would():
     assert catalogue._summary(Sample) == "Is it short?"
-    told = [(p["name"], p["type"], p["default"], p["required"]) for p in catalogue._parameters(Sample)]
+    told = [
+        (p["name"], p["type"], p["default"], p["required"]) for p in catalogue._parameters(Sample)
+    ]
     assert told == [
         ("plain", "int", None, True),
         ("bounded", "float", 0.5, False),
@@ -94,10 +115,14 @@ def test_types_are_told_as_a_person_would():
 
 def test_unknown_names():
     with pytest.raises(
-        ConfigError, match=r"nothing is named 'calorr': did you mean 'calor'\? known: accuracy, adv_learn, .*bido, brepmi, calor, "
+        ConfigError,
+        match=r"nothing is named 'calorr': did you mean 'calor'\? known: accuracy, adv_learn, .*bido, brepmi, calor, ",
     ):
         describe("calorr")
-    with pytest.raises(ConfigError, match=r"no kind named 'attack': did you mean 'attacks'\? known: attacks, datasets, defenses"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no kind named 'attack': did you mean 'attacks'\? known: attacks, datasets, defenses",
+    ):
         entries("attack")
 
 

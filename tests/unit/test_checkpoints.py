@@ -6,11 +6,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from frostglass.errors import CheckpointError
+from frostglass.core.errors import CheckpointError
+from frostglass.core.types import Target
 from frostglass.models.build import build
-from frostglass.models.checkpoint import body, load_body, load_target, load_weights, read_body, save_target, save_weights
+from frostglass.models.checkpoint import (
+    body,
+    load_body,
+    load_target,
+    load_weights,
+    read_body,
+    save_target,
+    save_weights,
+)
 from frostglass.models.wrap import wrap
-from frostglass.types import Target
 
 SHAPE = (3, 16, 16)
 
@@ -20,7 +28,9 @@ def net(classes=5, seed=0, **options):
 
 
 def same(one, other):
-    return all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+    return all(
+        torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------------------
@@ -67,7 +77,9 @@ def test_tied_tensors_that_differ_in_the_checkpoint_are_refused(tmp_path):
     state = {name: value.clone() for name, value in tied().state_dict().items()}
     state["two.weight"] += 1
     save_file(state, tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match=r"one.weight and two.weight are one tensor in the model and differ"):
+    with pytest.raises(
+        CheckpointError, match=r"one.weight and two.weight are one tensor in the model and differ"
+    ):
         load_weights(tied(), tmp_path / "w.safetensors")
 
 
@@ -76,7 +88,10 @@ def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path, valu
     module = net()
     with torch.no_grad():
         module.head.bias[2] = value
-    with pytest.raises(CheckpointError, match=r"Sequential cannot be saved: 1 of its tensors hold NaN or infinity \(head.bias\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"Sequential cannot be saved: 1 of its tensors hold NaN or infinity \(head.bias\)",
+    ):
         save_weights(module, tmp_path / "w.safetensors")
     assert not (tmp_path / "w.safetensors").exists()
     save_file(module.state_dict(), tmp_path / "w.safetensors")
@@ -85,7 +100,10 @@ def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path, valu
 
 
 def test_values_too_large_for_the_model_are_refused(tmp_path):
-    state = {name: value.double() if value.is_floating_point() else value for name, value in net().state_dict().items()}
+    state = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in net().state_dict().items()
+    }
     state["head.bias"][0] = 1e300
     save_file(state, tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match=r"hold NaN or infinity \(head.bias\)"):
@@ -117,7 +135,9 @@ def test_the_older_format_of_torch_save_is_read(tmp_path):
     assert same(module, other)
 
 
-@pytest.mark.parametrize(("written", "named"), [("safetensors", "w.pt"), ("torch", "w.safetensors")])
+@pytest.mark.parametrize(
+    ("written", "named"), [("safetensors", "w.pt"), ("torch", "w.safetensors")]
+)
 def test_the_content_decides_and_not_the_suffix(tmp_path, written, named):
     module, other = net(), net(seed=1)
     if written == "torch":
@@ -131,7 +151,8 @@ def test_the_content_decides_and_not_the_suffix(tmp_path, written, named):
 def test_a_pickled_network_is_refused(tmp_path):
     torch.save(net(), tmp_path / "w.pt")
     with pytest.raises(
-        CheckpointError, match=r"w.pt holds more than tensors or is damaged; unpickling could run any code: re-save .* safetensors"
+        CheckpointError,
+        match=r"w.pt holds more than tensors or is damaged; unpickling could run any code: re-save .* safetensors",
     ):
         load_weights(net(), tmp_path / "w.pt")
 
@@ -145,7 +166,9 @@ class Bomb:
 
 
 def test_nothing_in_a_file_is_run(tmp_path):
-    torch.save({"state_dict": net().state_dict(), "extra": Bomb(tmp_path / "fallen")}, tmp_path / "w.pt")
+    torch.save(
+        {"state_dict": net().state_dict(), "extra": Bomb(tmp_path / "fallen")}, tmp_path / "w.pt"
+    )
     with pytest.raises(CheckpointError, match="unpickling could run any code"):
         load_weights(net(), tmp_path / "w.pt")
     assert not (tmp_path / "fallen").exists()
@@ -194,7 +217,10 @@ def test_a_missing_file_is_named(tmp_path):
     [
         ([torch.zeros(1)], "holds a list and no state dict"),
         ({}, "holds a dict and no state dict"),
-        ({"state_dict": {"a": torch.zeros(1)}, "model": {"a": torch.zeros(1)}}, r"several state dicts \(state_dict, model\)"),
+        (
+            {"state_dict": {"a": torch.zeros(1)}, "model": {"a": torch.zeros(1)}},
+            r"several state dicts \(state_dict, model\)",
+        ),
         ({"a": torch.zeros(1), "epoch": 3}, r"something else than named tensors \(epoch\)"),
         ({7: torch.zeros(1)}, r"something else than named tensors \(7\)"),
     ],
@@ -214,53 +240,83 @@ def refused(tmp_path, state, module, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         load_weights(module, tmp_path / "w.safetensors")
     assert "\n" not in str(caught.value)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "a refused checkpoint changed the module"
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), (
+        "a refused checkpoint changed the module"
+    )
 
 
 def test_another_number_of_classes_is_said_plainly(tmp_path):
-    refused(tmp_path, net(classes=53, seed=1).state_dict(), net(classes=100), "the checkpoint has 53 classes, the model 100$")
+    refused(
+        tmp_path,
+        net(classes=53, seed=1).state_dict(),
+        net(classes=100),
+        "the checkpoint has 53 classes, the model 100$",
+    )
 
 
 def test_missing_and_unexpected_names_are_counted(tmp_path):
     state = net(seed=1).state_dict()
     state["header.weight"] = state.pop("head.weight")
     state["more"] = torch.zeros(2)
-    message = (
-        r"w.safetensors does not fit Sequential: 1 missing \(head.weight\), 2 unexpected \((more, header.weight|header.weight, more)\)$"
-    )
+    message = r"w.safetensors does not fit Sequential: 1 missing \(head.weight\), 2 unexpected \((more, header.weight|header.weight, more)\)$"
     refused(tmp_path, state, net(), message)
 
 
 def test_many_names_are_cut_to_a_few(tmp_path):
-    refused(tmp_path, {}, net(), r"26 missing \(stage1.0.weight, stage1.1.weight, stage1.1.bias, \.\.\.\)$")
+    refused(
+        tmp_path,
+        {},
+        net(),
+        r"26 missing \(stage1.0.weight, stage1.1.weight, stage1.1.bias, \.\.\.\)$",
+    )
 
 
 def test_wrong_shapes_are_shown(tmp_path):
     state = net(seed=1).state_dict()
     state["stage2.0.weight"] = torch.zeros(8, 4, 5, 5)
-    refused(tmp_path, state, net(), r"1 of another shape \(stage2.0.weight \(8, 4, 5, 5\) for \(8, 4, 3, 3\)\)$")
+    refused(
+        tmp_path,
+        state,
+        net(),
+        r"1 of another shape \(stage2.0.weight \(8, 4, 5, 5\) for \(8, 4, 3, 3\)\)$",
+    )
 
 
 def test_two_layers_of_other_sizes_are_not_taken_for_the_classes(tmp_path):
     module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5))
-    state = {name: value[:3] if name.endswith("bias") else value for name, value in module.state_dict().items()}
-    refused(tmp_path, state, module, r"2 of another shape \(0.bias \(3,\) for \(5,\), 1.bias \(3,\) for \(5,\)\)$")
+    state = {
+        name: value[:3] if name.endswith("bias") else value
+        for name, value in module.state_dict().items()
+    }
+    refused(
+        tmp_path,
+        state,
+        module,
+        r"2 of another shape \(0.bias \(3,\) for \(5,\), 1.bias \(3,\) for \(5,\)\)$",
+    )
 
 
 def test_another_number_of_classes_does_not_hide_other_problems(tmp_path):
     state = net(classes=53, seed=1).state_dict()
     del state["stage1.0.weight"]
-    refused(tmp_path, state, net(), r"1 missing \(stage1.0.weight\), 2 of another shape \(head.weight")
+    refused(
+        tmp_path, state, net(), r"1 missing \(stage1.0.weight\), 2 of another shape \(head.weight"
+    )
 
 
 def test_whole_numbers_are_not_taken_for_weights(tmp_path):
     state = net(seed=1).state_dict()
     state["head.bias"] = state["head.bias"].long()
-    refused(tmp_path, state, net(), r"1 of another kind \(head.bias torch.int64 for torch.float32\)$")
+    refused(
+        tmp_path, state, net(), r"1 of another kind \(head.bias torch.int64 for torch.float32\)$"
+    )
 
 
 def test_a_prefix_that_only_some_names_have_is_not_dropped(tmp_path):
-    state = {("module." if name.startswith("stage") else "") + name: value for name, value in net(seed=1).state_dict().items()}
+    state = {
+        ("module." if name.startswith("stage") else "") + name: value
+        for name, value in net(seed=1).state_dict().items()
+    }
     refused(tmp_path, state, net(), r"24 missing .*24 unexpected")
 
 
@@ -282,7 +338,9 @@ def unchanged(module, call, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         call(module)
     assert "\n" not in str(caught.value)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "a refused start changed the module"
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), (
+        "a refused start changed the module"
+    )
 
 
 @pytest.mark.parametrize(("options", "head"), [({}, "head"), (NORMALISED, "net.head")])
@@ -302,7 +360,9 @@ def test_what_a_network_gives_away_is_a_copy():
     for value in body(module, "head").values():
         value.zero_()
     assert same(module, net())
-    assert set(body(net(**NORMALISED), "net.head", ("stage2",))) == {name for name in net().state_dict() if name.startswith("stage2.")}
+    assert set(body(net(**NORMALISED), "net.head", ("stage2",))) == {
+        name for name in net().state_dict() if name.startswith("stage2.")
+    }
 
 
 def test_other_precisions_are_converted_and_frozen_weights_stay_frozen(tmp_path):
@@ -320,10 +380,22 @@ def test_other_precisions_are_converted_and_frozen_weights_stay_frozen(tmp_path)
 
 def test_a_part_is_not_its_namesake():
     """Nor is "stage1" a part of "stage10", and a bare tensor is a part by its own name."""
-    module = nn.Sequential(OrderedDict(stage1=nn.Linear(2, 2), stage10=nn.Linear(2, 2), head=nn.Linear(2, 2)))
+    module = nn.Sequential(
+        OrderedDict(stage1=nn.Linear(2, 2), stage10=nn.Linear(2, 2), head=nn.Linear(2, 2))
+    )
     module.shift = nn.Parameter(torch.zeros(2))
-    assert set(body(module, "head", ("stage1", "shift"))) == {"stage1.weight", "stage1.bias", "shift"}
-    assert set(body(module, "head")) == {"stage1.weight", "stage1.bias", "stage10.weight", "stage10.bias", "shift"}
+    assert set(body(module, "head", ("stage1", "shift"))) == {
+        "stage1.weight",
+        "stage1.bias",
+        "shift",
+    }
+    assert set(body(module, "head")) == {
+        "stage1.weight",
+        "stage1.bias",
+        "stage10.weight",
+        "stage10.bias",
+        "shift",
+    }
 
 
 @pytest.mark.parametrize(
@@ -334,9 +406,18 @@ def test_a_part_is_not_its_namesake():
             r"w.safetensors does not fit Sequential apart from its head: 1 missing \(stage3.0.weight\); "
             r"name the parts that fit with start_parts \(stage1, stage2, stage4\)$",
         ),
-        (lambda state: state.pop("stage3.1.num_batches_tracked"), r"1 missing \(stage3.1.num_batches_tracked\)"),
-        (lambda state: state.update(more=torch.zeros(2)), r"1 unexpected \(more\); .*\(stage1, stage2, stage3, stage4\)$"),
-        (lambda state: state.update({"header.bias": torch.zeros(2)}), r"1 unexpected \(header.bias\)"),
+        (
+            lambda state: state.pop("stage3.1.num_batches_tracked"),
+            r"1 missing \(stage3.1.num_batches_tracked\)",
+        ),
+        (
+            lambda state: state.update(more=torch.zeros(2)),
+            r"1 unexpected \(more\); .*\(stage1, stage2, stage3, stage4\)$",
+        ),
+        (
+            lambda state: state.update({"header.bias": torch.zeros(2)}),
+            r"1 unexpected \(header.bias\)",
+        ),
         (
             lambda state: state.update({"stage1.1.bias": torch.zeros(5)}),
             r"1 of another shape \(stage1.1.bias \(5,\) for \(4,\)\); .*\(stage2, stage3, stage4\)$",
@@ -350,7 +431,9 @@ def test_a_part_is_not_its_namesake():
             r"w.safetensors cannot be used: .* infinity \(stage1.1.bias\)$",
         ),
         (
-            lambda state: state.update({"stage1.1.bias": torch.full((4,), 1e300, dtype=torch.float64)}),
+            lambda state: state.update(
+                {"stage1.1.bias": torch.full((4,), 1e300, dtype=torch.float64)}
+            ),
             r"w.safetensors cannot be used: .* infinity",
         ),
     ],
@@ -361,16 +444,19 @@ def test_a_file_without_the_whole_body_is_refused(tmp_path, change, message):
     save_file(state, tmp_path / "w.safetensors")
     unchanged(net(), lambda module: read_body(module, "head", tmp_path / "w.safetensors"), message)
     tensors = {name: value for name, value in state.items() if not name.startswith("head.")}
-    of_tensors = message.replace("w.safetensors does not fit", "the starting weights do not fit").replace(
-        "w.safetensors", "starting weights"
-    )
+    of_tensors = message.replace(
+        "w.safetensors does not fit", "the starting weights do not fit"
+    ).replace("w.safetensors", "starting weights")
     unchanged(net(), lambda module: load_body(module, "head", tensors), of_tensors)
 
 
 def test_a_file_without_batch_counters_starts_them_at_zero(tmp_path):
     trained, module = net(seed=1), net(seed=2)
     trained.train()(torch.rand(2, *SHAPE))
-    save_file({name: value for name, value in trained.state_dict().items() if "num_batches" not in name}, tmp_path / "w.safetensors")
+    save_file(
+        {name: value for name, value in trained.state_dict().items() if "num_batches" not in name},
+        tmp_path / "w.safetensors",
+    )
     load_body(module, "head", read_body(module, "head", tmp_path / "w.safetensors"))
     assert torch.equal(module.stage1[1].running_mean, trained.stage1[1].running_mean)
     assert (trained.stage1[1].num_batches_tracked, module.stage1[1].num_batches_tracked) == (1, 0)
@@ -378,8 +464,16 @@ def test_a_file_without_batch_counters_starts_them_at_zero(tmp_path):
 
 def test_tensors_of_the_head_are_no_start():
     state = dict(net(seed=1).state_dict())
-    unchanged(net(), lambda module: load_body(module, "head", state), r"2 unexpected \(head.weight, head.bias\)")
-    unchanged(net(), lambda module: load_body(module, "head", body(net(), "head"), ("stage1",)), r"18 unexpected \(stage2.0.weight, ")
+    unchanged(
+        net(),
+        lambda module: load_body(module, "head", state),
+        r"2 unexpected \(head.weight, head.bias\)",
+    )
+    unchanged(
+        net(),
+        lambda module: load_body(module, "head", body(net(), "head"), ("stage1",)),
+        r"18 unexpected \(stage2.0.weight, ",
+    )
 
 
 def test_tied_tensors_that_differ_are_no_start():
@@ -396,7 +490,11 @@ def test_tied_tensors_that_differ_are_no_start():
 @pytest.mark.parametrize(
     ("head", "parts", "message"),
     [
-        ("classifier", (), r"Sequential has no head named 'classifier' with weights: give the name that find_head finds"),
+        (
+            "classifier",
+            (),
+            r"Sequential has no head named 'classifier' with weights: give the name that find_head finds",
+        ),
         ("net.head", (), r"Sequential has no head named 'net.head' with weights"),
         (
             "head",
@@ -409,7 +507,9 @@ def test_tied_tensors_that_differ_are_no_start():
 )
 def test_a_head_or_part_that_is_not_there_is_named(tmp_path, head, parts, message):
     save_weights(net(), tmp_path / "w.safetensors")
-    unchanged(net(), lambda module: read_body(module, head, tmp_path / "w.safetensors", parts), message)
+    unchanged(
+        net(), lambda module: read_body(module, head, tmp_path / "w.safetensors", parts), message
+    )
     unchanged(net(), lambda module: load_body(module, head, {}, parts), message)
     unchanged(net(), lambda module: body(module, head, parts), message)
 
@@ -419,14 +519,33 @@ def test_a_head_or_part_that_is_not_there_is_named(tmp_path, head, parts, messag
 
 def target(**info):
     wrapped = wrap(net(mean=[0.5] * 3, std=[0.25] * 3), classes=list("vwxyz"), image_shape=SHAPE)
-    recipe = {"name": "cnn", "options": {"width": 4}, "mean": [0.5] * 3, "std": [0.25] * 3, "defenses": []}
-    return Target(wrapped.module, wrapped.classes, SHAPE, wrapped.head, wrapped.taps, {**wrapped.info, "build": recipe, **info})
+    recipe = {
+        "name": "cnn",
+        "options": {"width": 4},
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+        "defenses": [],
+    }
+    return Target(
+        wrapped.module,
+        wrapped.classes,
+        SHAPE,
+        wrapped.head,
+        wrapped.taps,
+        {**wrapped.info, "build": recipe, **info},
+    )
 
 
 def rebuild(recipe):
     mean, std = recipe["mean"], recipe["std"]
     return build(
-        recipe["name"], classes=recipe["classes"], image_shape=recipe["image_shape"], mean=mean, std=std, seed=9, **recipe["options"]
+        recipe["name"],
+        classes=recipe["classes"],
+        image_shape=recipe["image_shape"],
+        mean=mean,
+        std=std,
+        seed=9,
+        **recipe["options"],
     )
 
 
@@ -434,7 +553,10 @@ def test_a_target_comes_back_whole(tmp_path):
     saved = target(accuracy=0.9)
     save_target(saved, tmp_path)
     loaded = load_target(tmp_path, rebuild)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["target.json", "weights.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "target.json",
+        "weights.safetensors",
+    ]
     assert (loaded.classes, loaded.image_shape, loaded.head, loaded.taps, loaded.info) == (
         saved.classes,
         saved.image_shape,

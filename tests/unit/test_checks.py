@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from frostglass.checks import parameters, problems
-from frostglass.errors import ConfigError
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters, problems
 
 
 @parameters
@@ -58,7 +58,10 @@ def test_ranges_are_told_in_plain_words():
 
 
 def test_unknown_name_gets_the_nearest():
-    with pytest.raises(ConfigError, match=r"Oven: heet: no such parameter; did you mean 'heat'\? known: heat, least, place"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Oven: heet: no such parameter; did you mean 'heat'\? known: heat, least, place",
+    ):
         Oven(place="kitchen", heet=200)
 
 

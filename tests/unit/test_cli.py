@@ -22,16 +22,17 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from frostglass.audit import pipeline
+from frostglass.audit.catalogue import KINDS
 from frostglass.cli import work
 from frostglass.cli.main import app, guarded
 from frostglass.cli.progress import Bars
+from frostglass.core.errors import DataError
 from frostglass.data.faces import photograph
-from frostglass.errors import DataError
-from frostglass.experiments import cost, pipeline
-from frostglass.experiments.catalogue import KINDS
-from frostglass.experiments.store import Event
 from frostglass.models.build import build
 from frostglass.models.checkpoint import save_weights
+from frostglass.plan import cost
+from frostglass.store.store import Event
 
 SCRIPT = Path(sys.executable).with_name("frostglass")
 SETTINGS = """
@@ -89,10 +90,19 @@ def frostglass(*args):
     """Run a command in this process, as the script does; anything but an exit is a bug and raises."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
-        for hidden in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):  # as Python does
+        for hidden in (
+            DeprecationWarning,
+            PendingDeprecationWarning,
+            ResourceWarning,
+        ):  # as Python does
             warnings.simplefilter("ignore", hidden)
         result = CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=False)
-    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr, warnings=[str(one.message) for one in shown])
+    return SimpleNamespace(
+        code=result.exit_code,
+        out=result.stdout,
+        err=result.stderr,
+        warnings=[str(one.message) for one in shown],
+    )
 
 
 def script(*args, **more):
@@ -113,7 +123,11 @@ def said(result, code):
 
 def tree(folder):
     """Every file and when it was written."""
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +144,13 @@ def toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     (folder / "toy.toml").write_text(TOY)
     args = ("run", folder / "toy.toml", "--store", folder / "store", "--out", folder / "run")
-    return SimpleNamespace(folder=folder, args=args, store=folder / "store", run=folder / "run", result=frostglass(*args))
+    return SimpleNamespace(
+        folder=folder,
+        args=args,
+        store=folder / "store",
+        run=folder / "run",
+        result=frostglass(*args),
+    )
 
 
 # --- help, version, usage -----------------------------------------------------------------------------------------------------------------
@@ -144,7 +164,9 @@ def test_help_needs_no_heavy_package():
         "except SystemExit as stop:\n    assert not stop.code\n"
         "print('heavy:', *({'torch', 'pydantic', 'lightning_fabric', 'timm', 'numpy', 'jinja2'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.splitlines()[-1].strip() == "heavy:"
     for command in ("demo", "run", "check", "list", "show", "report", "doctor"):
         assert f" {command} " in done.stdout
@@ -162,7 +184,17 @@ def test_version():
     assert (done.code, done.out.strip(), done.err) == (0, metadata.version("frostglass"), "")
 
 
-@pytest.mark.parametrize("args", [["nonsense"], ["run"], ["show"], ["report"], ["run", "toy.toml", "--threads", "0"], ["list", "x", "--y"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nonsense"],
+        ["run"],
+        ["show"],
+        ["report"],
+        ["run", "toy.toml", "--threads", "0"],
+        ["list", "x", "--y"],
+    ],
+)
 def test_bad_usage(args):
     done = frostglass(*args)
     assert done.code == 2
@@ -230,14 +262,21 @@ def test_list_for_machines_and_people(kind):
 def test_list_without_a_kind_gives_an_overview():
     done = frostglass("list")
     *lines, advice = done.out.splitlines()
-    assert (done.code, advice) == (0, "frostglass list KIND says what each is, frostglass show NAME all about one")
-    assert {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in lines} == {kind: KINDS[kind].names() for kind in KINDS}
-    assert [(entry["kind"], entry["name"]) for entry in json.loads(frostglass("list", "--json").out)] == [
-        (kind, name) for kind in KINDS for name in KINDS[kind].names()
-    ]
+    assert (done.code, advice) == (
+        0,
+        "frostglass list KIND says what each is, frostglass show NAME all about one",
+    )
+    assert {line.split()[0]: line.split(maxsplit=1)[1].split(", ") for line in lines} == {
+        kind: KINDS[kind].names() for kind in KINDS
+    }
+    assert [
+        (entry["kind"], entry["name"]) for entry in json.loads(frostglass("list", "--json").out)
+    ] == [(kind, name) for kind in KINDS for name in KINDS[kind].names()]
 
 
-@pytest.mark.parametrize(("kind", "hint"), [("atacks", "did you mean 'attacks'?"), ("zzz", "known: attacks, datasets")])
+@pytest.mark.parametrize(
+    ("kind", "hint"), [("atacks", "did you mean 'attacks'?"), ("zzz", "known: attacks, datasets")]
+)
 def test_list_of_an_unknown_kind(kind, hint):
     line = said(frostglass("list", kind), 2)
     assert f"no kind named '{kind}'" in line
@@ -258,7 +297,10 @@ def test_show_explains_a_method(name):
             if not isinstance(parameter["default"], list)
             else " = ("
         )
-        assert any(line.startswith(f"  {parameter['name']}") and value in line for line in done.out.splitlines())
+        assert any(
+            line.startswith(f"  {parameter['name']}") and value in line
+            for line in done.out.splitlines()
+        )
 
 
 def test_show_of_an_unknown_name():
@@ -291,7 +333,9 @@ def test_check_of_a_good_config_writes_nothing(here):
 
 
 def test_check_knows_what_is_done(toy):
-    costs = json.loads(frostglass("check", toy.folder / "toy.toml", "--store", toy.store, "--json").out)
+    costs = json.loads(
+        frostglass("check", toy.folder / "toy.toml", "--store", toy.store, "--json").out
+    )
     assert all(row["done"] for row in costs["steps"])
     assert costs["seconds"] == 0
 
@@ -299,7 +343,9 @@ def test_check_knows_what_is_done(toy):
 def test_the_networks_of_a_grid_are_timed_once(monkeypatch):
     timed = []
     monkeypatch.setattr(cost, "_timed", lambda step: timed.append(step) or 1.0)
-    costs = json.loads(frostglass("check", "toy.toml", "--set", "grid={seed=[0,1,2]}", "--json").out)
+    costs = json.loads(
+        frostglass("check", "toy.toml", "--set", "grid={seed=[0,1,2]}", "--json").out
+    )
     assert len(costs["steps"]) == 27
     assert len(timed) == 4  # target, two evaluators, prior
 
@@ -312,7 +358,16 @@ def test_checking_leaves_the_random_state():
 
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_all_problems_of_a_config_at_once(here, command):
-    done = frostglass(command, "toy.toml", "--set", "attack.stepz=1", "--set", "target.epochs=0", "--set", "sede=1")
+    done = frostglass(
+        command,
+        "toy.toml",
+        "--set",
+        "attack.stepz=1",
+        "--set",
+        "target.epochs=0",
+        "--set",
+        "sede=1",
+    )
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[0] == "frostglass: 3 problems"
     assert done.err.count("\n  ") == 3
@@ -327,25 +382,46 @@ def test_all_problems_of_a_config_at_once(here, command):
 
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_all_networks_are_tried_before_any_work(here, command):
-    args = ["--set", "target.model=cnnn", "--set", "evaluators.1.model=nowhere:make", "--set", "data.size=24"]
+    args = [
+        "--set",
+        "target.model=cnnn",
+        "--set",
+        "evaluators.1.model=nowhere:make",
+        "--set",
+        "data.size=24",
+    ]
     done = frostglass(command, "toy.toml", *args)
     assert (done.code, done.out) == (2, "")
     first, *problems = done.err.splitlines()
     assert first == "frostglass: 3 problems"
     assert problems[0].startswith("  target: no model named 'cnnn': did you mean 'cnn'? known: ")
-    assert problems[1] == "  evaluators[1]: cannot import 'nowhere' for 'nowhere:make': No module named 'nowhere'"
-    assert problems[2].startswith("  prior: the generator makes square images of 16, 32, 64 or 128 pixels, got 24×24")
+    assert (
+        problems[1]
+        == "  evaluators[1]: cannot import 'nowhere' for 'nowhere:make': No module named 'nowhere'"
+    )
+    assert problems[2].startswith(
+        "  prior: the generator makes square images of 16, 32, 64 or 128 pixels, got 24×24"
+    )
     assert [path.name for path in here.iterdir()] == ["toy.toml"]
 
 
 def test_a_problem_of_a_whole_grid_is_told_once():
-    line = said(frostglass("check", "toy.toml", "--set", "grid={seed=[0,1,2]}", "--set", "target.model=cnnn"), 2)
+    line = said(
+        frostglass(
+            "check", "toy.toml", "--set", "grid={seed=[0,1,2]}", "--set", "target.model=cnnn"
+        ),
+        2,
+    )
     assert line.startswith("target: no model named 'cnnn'")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot read c.toml: No such file"), ("a = [", "c.toml is not valid TOML"), (b"\xff\xfe\x00", "c.toml is not valid TOML")],
+    [
+        (None, "cannot read c.toml: No such file"),
+        ("a = [", "c.toml is not valid TOML"),
+        (b"\xff\xfe\x00", "c.toml is not valid TOML"),
+    ],
 )
 def test_a_config_that_cannot_be_read(here, content, message):
     if content is not None:
@@ -373,11 +449,21 @@ def test_bad_settings(setting, message):
 
 def test_a_run_that_proves_nothing_is_written_and_fails(toy):
     assert toy.result.code == 1
-    assert toy.result.err.splitlines() == [line for line in toy.result.err.splitlines() if line.startswith("frostglass: VACUOUS: audit: ")]
+    assert toy.result.err.splitlines() == [
+        line
+        for line in toy.result.err.splitlines()
+        if line.startswith("frostglass: VACUOUS: audit: ")
+    ]
     assert toy.result.err.count("\n") == 1
     assert "toy: 4 people attacked" in toy.result.out
     assert toy.result.out.splitlines()[-1] == f"report: {toy.run / 'report.html'}"
-    assert sorted(path.name for path in toy.run.iterdir()) == ["pictures.safetensors", "report.html", "report.json", "rows.csv", "run.json"]
+    assert sorted(path.name for path in toy.run.iterdir()) == [
+        "pictures.safetensors",
+        "report.html",
+        "report.json",
+        "rows.csv",
+        "run.json",
+    ]
     facts = json.loads((toy.run / "run.json").read_text())
     reason = "of held-out pictures, where guessing gives"  # a toy target learns nothing, so there is nothing in it to leak
     assert reason in facts["vacuous"][0]
@@ -395,15 +481,30 @@ def test_a_second_run_computes_nothing_and_json_is_one_value(toy):
     assert done.out.count("\n") == 1
     facts = json.loads(done.out)
     assert facts["report"] == str(toy.run / "report.html")
-    assert {key: value for key, value in facts.items() if key != "report"} == json.loads((toy.run / "run.json").read_text())
+    assert {key: value for key, value in facts.items() if key != "report"} == json.loads(
+        (toy.run / "run.json").read_text()
+    )
     assert tree(toy.store) == before
     assert len(before) > 20
 
 
 def test_settings_reach_the_run(toy, here):
-    done = frostglass(*toy.args[:4], "--out", here / "out", "--set", "attack.steps=4", "--set", "name=other", "--json")
+    done = frostglass(
+        *toy.args[:4],
+        "--out",
+        here / "out",
+        "--set",
+        "attack.steps=4",
+        "--set",
+        "name=other",
+        "--json",
+    )
     facts = json.loads(done.out)
-    assert (facts["name"], facts["settings"]["attack"]["steps"], facts["audits"][0]["attack"]["steps"]) == ("other", 4, 4)
+    assert (
+        facts["name"],
+        facts["settings"]["attack"]["steps"],
+        facts["audits"][0]["attack"]["steps"],
+    ) == ("other", 4, 4)
 
 
 def test_the_run_goes_where_its_name_says(toy, here):
@@ -422,9 +523,16 @@ def test_an_interrupted_run_says_so_and_goes_on(here, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "invert", interrupt)
-        assert said(frostglass("run", "toy.toml"), 130) == "stopped; the same command goes on from here"
+        assert (
+            said(frostglass("run", "toy.toml"), 130)
+            == "stopped; the same command goes on from here"
+        )
     assert not (here / "runs").exists()
-    kept = {name: when for name, when in tree(here / ".frostglass").items() if not name.startswith("attack")}
+    kept = {
+        name: when
+        for name, when in tree(here / ".frostglass").items()
+        if not name.startswith("attack")
+    }
     assert {name.split("/")[0] for name in kept} == {"store.json", "split", "target", "prior"}
     assert frostglass("run", "toy.toml").code == 1
     after = tree(here / ".frostglass")
@@ -434,29 +542,42 @@ def test_an_interrupted_run_says_so_and_goes_on(here, monkeypatch):
 
 def test_the_interrupt_key_stops_the_installed_command(here):
     args = [SCRIPT, "run", "toy.toml", "--set", "target.epochs=100000"]
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         for _ in range(600):
             if list(here.glob(".frostglass/target/*.partial/work")):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "frostglass: stopped; the same command goes on from here\n")
+    assert (process.returncode, out, err) == (
+        130,
+        "",
+        "frostglass: stopped; the same command goes on from here\n",
+    )
     assert list(here.glob(".frostglass/split/*/manifest.json"))
     assert not list(here.glob(".frostglass/*/*.lease"))
 
 
 @pytest.mark.parametrize("out", ["toy.toml", "toy.toml/deeper/still"])
 def test_a_place_for_the_run_that_is_none_is_refused_before_any_work(here, out):
-    assert said(frostglass("run", "toy.toml", "--out", out), 2) == f"--out {out} cannot be made or written: give a folder of your own"
+    assert (
+        said(frostglass("run", "toy.toml", "--out", out), 2)
+        == f"--out {out} cannot be made or written: give a folder of your own"
+    )
     assert [path.name for path in here.iterdir()] == ["toy.toml"]
 
 
 def test_a_folder_without_the_right_to_write_is_refused_before_any_work(here, monkeypatch):
     (here / "locked").mkdir()
     monkeypatch.setattr(work.os, "access", lambda place, mode: Path(place).name != "locked")
-    assert "--out locked/run cannot be made or written" in said(frostglass("run", "toy.toml", "--out", "locked/run"), 2)
-    assert "--store locked/store cannot be made or written" in said(frostglass("check", "toy.toml", "--store", "locked/store"), 2)
+    assert "--out locked/run cannot be made or written" in said(
+        frostglass("run", "toy.toml", "--out", "locked/run"), 2
+    )
+    assert "--store locked/store cannot be made or written" in said(
+        frostglass("check", "toy.toml", "--store", "locked/store"), 2
+    )
     assert sorted(path.name for path in here.iterdir()) == ["locked", "toy.toml"]
 
 
@@ -476,7 +597,9 @@ def test_a_run_goes_into_an_empty_folder_a_killed_ones_and_an_earlier_ones(toy, 
     (out / ".DS_Store").write_text("")
     args = (*toy.args[:4], "--out", out)
     assert frostglass(*args).code == 1
-    (out / "notes.txt").write_text("mine")  # beside a whole run, which is overwritten by its own kind
+    (out / "notes.txt").write_text(
+        "mine"
+    )  # beside a whole run, which is overwritten by its own kind
     assert frostglass(*args).code == 1
     for name in ("run.json", "report.html", "report.json", "notes.txt"):
         (out / name).unlink()
@@ -490,7 +613,10 @@ def test_a_run_folder_that_fails_later_points_to_what_is_kept(toy, here, monkeyp
 
     monkeypatch.setattr(work, "write_run", refuse)
     line = said(frostglass(*toy.args[:4], "--out", here / "out"), 1)
-    assert line == f"cannot write {here / 'out'} (Permission denied): what was computed is in {toy.store}; give another --out"
+    assert (
+        line
+        == f"cannot write {here / 'out'} (Permission denied): what was computed is in {toy.store}; give another --out"
+    )
 
 
 def test_a_device_that_is_not_there(monkeypatch):
@@ -507,7 +633,9 @@ def test_report(toy, here):
 
 
 def test_report_without_names(toy, here):
-    done = frostglass("report", toy.run, "--redact", "--out", here / "deep" / "shown.html", "--json")
+    done = frostglass(
+        "report", toy.run, "--redact", "--out", here / "deep" / "shown.html", "--json"
+    )
     assert json.loads(done.out) == {"report": str(here / "deep" / "shown.html")}
     for name in ("shown.html", "shown.json"):
         text = (here / "deep" / name).read_text()
@@ -516,13 +644,17 @@ def test_report_without_names(toy, here):
 
 
 def test_report_on_what_is_no_run(toy, here):
-    assert "nowhere is not a folder: give the folder of a finished run" in said(frostglass("report", "nowhere"), 2)
+    assert "nowhere is not a folder: give the folder of a finished run" in said(
+        frostglass("report", "nowhere"), 2
+    )
     (here / "empty").mkdir()
     assert "so it is not a finished run" in said(frostglass("report", "empty"), 2)
     shutil.copytree(toy.run, here / "torn")
     (here / "torn" / "run.json").write_text("{")
     assert "run.json is not JSON" in said(frostglass("report", "torn"), 2)
-    assert "choose another place" in said(frostglass("report", toy.run, "--out", "toy.toml/report.html"), 2)
+    assert "choose another place" in said(
+        frostglass("report", toy.run, "--out", "toy.toml/report.html"), 2
+    )
     assert not (here / "report.html").exists()
 
 
@@ -534,7 +666,10 @@ def test_doctor():
     assert facts["cores"] >= 1
     assert facts["store_writable"] is True
     assert [line.split()[0] for line in done.out.splitlines()] == list(facts)
-    assert json.loads(frostglass("doctor", "--store", "toy.toml/x", "--json").out)["store_writable"] is False
+    assert (
+        json.loads(frostglass("doctor", "--store", "toy.toml/x", "--json").out)["store_writable"]
+        is False
+    )
 
 
 class Terminal(io.StringIO):
@@ -562,8 +697,12 @@ def test_bars_are_drawn_on_a_terminal_only(monkeypatch, stream, drawn):
 def test_a_folder_that_is_no_store(here, command):
     (here / "pictures").mkdir()
     (here / "pictures" / "holiday.jpg").touch()
-    assert "pictures is not empty and has no store.json (found holiday.jpg)" in said(frostglass(*command, "--store", "pictures"), 2)
-    assert "toy.toml is a file and a store is a folder" in said(frostglass(*command, "--store", "toy.toml"), 2)
+    assert "pictures is not empty and has no store.json (found holiday.jpg)" in said(
+        frostglass(*command, "--store", "pictures"), 2
+    )
+    assert "toy.toml is a file and a store is a folder" in said(
+        frostglass(*command, "--store", "toy.toml"), 2
+    )
     assert [path.name for path in (here / "pictures").iterdir()] == ["holiday.jpg"]
 
 
@@ -584,7 +723,11 @@ def test_a_damaged_store(toy, here, damage):
     else:
         weights.write_bytes(content[:-4] if damage == "cut" else content[:-4] + b"\x01\x02\x03\x04")
     line = said(frostglass("run", "toy.toml", "--store", "store"), 2)
-    assert "weights.safetensors is corrupted" in line if damage == "corrupted" else "is missing or has another size" in line
+    assert (
+        "weights.safetensors is corrupted" in line
+        if damage == "corrupted"
+        else "is missing or has another size" in line
+    )
     assert "delete the folder" in line
 
 
@@ -618,7 +761,9 @@ def copy_identity(photos):
 
 
 def copy_picture(photos):
-    shutil.copy(photos / "private" / "private 0" / "0.png", photos / "public" / "public 1" / "copy.png")
+    shutil.copy(
+        photos / "private" / "private 0" / "0.png", photos / "public" / "public 1" / "copy.png"
+    )
 
 
 def leave_one_picture(photos):
@@ -665,20 +810,44 @@ def loosen(photos):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (copy_identity, "1 identities are both private and public: private 0; keep each on one side"),
+        (
+            copy_identity,
+            "1 identities are both private and public: private 0; keep each on one side",
+        ),
         (
             copy_picture,
             r"1 pictures are both private and public: \w+ private 0/0.png = public public 1/copy.png; remove them from one side",
         ),
-        (leave_one_picture, r"1 private identities have fewer than 3 different pictures.*: private 1 \(1\); add pictures or leave"),
+        (
+            leave_one_picture,
+            r"1 private identities have fewer than 3 different pictures.*: private 1 \(1\); add pictures or leave",
+        ),
         (leave_one_person, "private identities: 1; a classifier needs at least 2"),
-        (cut_picture, r"1 of 34 pictures cannot be used: photos/public/public 1/0.png \(.*\); mend or remove them"),
-        (empty_picture, r"1 of 34 pictures cannot be used: photos/private/private 0/0.png \(empty, 0 bytes\); mend or remove them"),
-        (disguise_text, r"photos/private/private 0/0.png \(not a PNG, JPEG, .* picture, whatever its name says\)"),
-        (empty_identity, "1 sub-folders of photos/private hold no pictures: private 0; fill or remove them"),
+        (
+            cut_picture,
+            r"1 of 34 pictures cannot be used: photos/public/public 1/0.png \(.*\); mend or remove them",
+        ),
+        (
+            empty_picture,
+            r"1 of 34 pictures cannot be used: photos/private/private 0/0.png \(empty, 0 bytes\); mend or remove them",
+        ),
+        (
+            disguise_text,
+            r"photos/private/private 0/0.png \(not a PNG, JPEG, .* picture, whatever its name says\)",
+        ),
+        (
+            empty_identity,
+            "1 sub-folders of photos/private hold no pictures: private 0; fill or remove them",
+        ),
         (empty_side, "no pictures in photos/public .*: expected files ending in .bmp, "),
-        (remove_side, "no folder at photos/private: expected one with a sub-folder of pictures per identity"),
-        (loosen, "photos/private holds 1 loose pictures beside its sub-folders: photos/private/0.png; move them"),
+        (
+            remove_side,
+            "no folder at photos/private: expected one with a sub-folder of pictures per identity",
+        ),
+        (
+            loosen,
+            "photos/private holds 1 loose pictures beside its sub-folders: photos/private/0.png; move them",
+        ),
     ],
 )
 def test_bad_pictures(here, photos, spoil, message):
@@ -723,7 +892,10 @@ def not_finite(path):
     [
         (other_classes, "does not fit Sequential: the checkpoint has 5 classes, the model 3"),
         (other_names, "missing (stage1.0.weight, stage1.1.weight, stage1.1.bias, ...)"),
-        (a_pickle, "w holds more than tensors or is damaged; unpickling could run any code: re-save its weights as safetensors"),
+        (
+            a_pickle,
+            "w holds more than tensors or is damaged; unpickling could run any code: re-save its weights as safetensors",
+        ),
         (a_new_pickle, "w holds more than tensors or is damaged"),
         (a_text, "w is neither safetensors nor a file of torch.save"),
         (not_finite, "w cannot be used: 1 of its tensors hold NaN or infinity (head.bias)"),
@@ -749,16 +921,30 @@ def test_bad_weights_are_refused_before_any_work(here, photos, write, message):
     ],
 )
 def test_bad_models(photos, model, message):
-    assert message in said(frostglass("run", "own.toml", "--set", f"target.model={model}", "--set", "target.options={}"), 2)
+    assert message in said(
+        frostglass(
+            "run", "own.toml", "--set", f"target.model={model}", "--set", "target.options={}"
+        ),
+        2,
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["target.lr=1e30", "target.batch=4"], "the loss is not finite at epoch 0, batch 1 (cross_entropy nan)"),
+        (
+            ["target.lr=1e30", "target.batch=4"],
+            "the loss is not finite at epoch 0, batch 1 (cross_entropy nan)",
+        ),
         (["prior.lr=1e30"], "wgan: the loss is not finite at step 0"),
-        (["attack.lr=1e38", "attack.weight=1e38", "attack.clamp=0.0"], "because the attack's loss was not finite: lower attack.lr"),
-        (["target.lr=1e4", "target.optimizer=sgd"], "cnn: NaN or infinity after epoch 1: lower the learning rate"),
+        (
+            ["attack.lr=1e38", "attack.weight=1e38", "attack.clamp=0.0"],
+            "because the attack's loss was not finite: lower attack.lr",
+        ),
+        (
+            ["target.lr=1e4", "target.optimizer=sgd"],
+            "cnn: NaN or infinity after epoch 1: lower the learning rate",
+        ),
     ],
 )
 def test_a_run_that_diverges_says_where(here, photos, settings, message):
@@ -778,20 +964,40 @@ def test_a_good_folder_and_a_model_of_the_users_own(here, photos):
         "def make(classes, image_shape, hidden):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, hidden), nn.ReLU(), nn.Linear(hidden, classes))\n"
     )
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3)
+    )
     torch.save({"state_dict": net.state_dict()}, here / "mine.pt")
-    settings = ["target.model=mynet:make", "target.options={hidden=10}", "target.weights=mine.pt", "judging.identities=2"]
-    done = script("run", "own.toml", "--json", *[word for setting in settings for word in ("--set", setting)])
+    settings = [
+        "target.model=mynet:make",
+        "target.options={hidden=10}",
+        "target.weights=mine.pt",
+        "judging.identities=2",
+    ]
+    done = script(
+        "run", "own.toml", "--json", *[word for setting in settings for word in ("--set", setting)]
+    )
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("frostglass: VACUOUS: ")
     assert done.stderr.count("\n") == 1
     facts = json.loads(done.stdout)
     target = facts["audits"][0]["target"]
-    assert (target["model"], target["history"], target["parameters"]) == ("mynet:make", [], 768 * 10 + 10 + 30 + 3)
+    assert (target["model"], target["history"], target["parameters"]) == (
+        "mynet:make",
+        [],
+        768 * 10 + 10 + 30 + 3,
+    )
     assert facts["identities"] == ["private 0", "private 1"]
     assert facts["data"]["manifest"]["parts"]["public"]["pictures"] == 16
-    targets = {path.parent: json.loads(path.read_text())["info"] for path in here.glob(".frostglass/target/*/target.json")}
-    loaded = [folder for folder, info in targets.items() if info["model"] == "mynet:make" and not info["history"]]
+    targets = {
+        path.parent: json.loads(path.read_text())["info"]
+        for path in here.glob(".frostglass/target/*/target.json")
+    }
+    loaded = [
+        folder
+        for folder, info in targets.items()
+        if info["model"] == "mynet:make" and not info["history"]
+    ]
     assert len(loaded) == 1
     assert torch.equal(load_file(loaded[0] / "weights.safetensors")["1.weight"], net[1].weight)
     assert "private 0" in (here / "runs" / "own" / "report.html").read_text()
@@ -806,13 +1012,22 @@ def test_the_demo_is_a_config_like_any_other(here):
     ("settings", "message"),
     [
         (["attack={name='lomma'}"], "attack: lomma.students is on and the prior has none"),
-        (["prior={name='conditional',width=4}"], "attack: gmi.critic_weight is not 0 and the prior has no critic"),
+        (
+            ["prior={name='conditional',width=4}"],
+            "attack: gmi.critic_weight is not 0 and the prior has no critic",
+        ),
         (
             ["attack={name='brepmi'}", "prior={name='kplus1',width=4}"],
             "attack: brepmi sees labels alone, and the kplus1 prior is fitted to more",
         ),
-        (["prior={name='conditional',width=4,top=9999}", "attack={name='plgmi'}"], "conditional.top (9999) is more than the"),
-        (["prior={name='pretrained'}"], "faces32 makes pictures of 32×32 pixels, the data has 16×16"),
+        (
+            ["prior={name='conditional',width=4,top=9999}", "attack={name='plgmi'}"],
+            "conditional.top (9999) is more than the",
+        ),
+        (
+            ["prior={name='pretrained'}"],
+            "faces32 makes pictures of 32×32 pixels, the data has 16×16",
+        ),
     ],
 )
 def test_an_attack_that_does_not_fit_its_prior_is_told_before_any_work(here, settings, message):

@@ -8,18 +8,18 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from frostglass.audit.pipeline import _train
+from frostglass.core.errors import CheckpointError, ConfigError
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
-from frostglass.data.splits import make_split
-from frostglass.defenses.adv_learn import AdvLearn
-from frostglass.defenses.crafter import Crafter
-from frostglass.errors import CheckpointError, ConfigError
-from frostglass.experiments.client import Client, Guesser, Server, split_model
-from frostglass.experiments.pipeline import _train
+from frostglass.defenses.release.crafter import Crafter
+from frostglass.defenses.training.adv_learn import AdvLearn
+from frostglass.deploy.client import Client, Server, TrainedAmortizer, split_model
 from frostglass.models.wrap import wrap
-from frostglass.priors.amortizer import Amortizer
-from frostglass.priors.base import write_prior
+from frostglass.networks.amortizer import Amortizer
+from frostglass.priors._files import write_prior
 from frostglass.priors.wgan import Wgan
-from frostglass.training import Training, wanted
+from frostglass.training.settings import Training, targets_for
 from worlds import NoWork
 
 SHAPE = (3, 16, 16)
@@ -29,13 +29,18 @@ SHORT = {"steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4
 @pytest.fixture(scope="module")
 def split():
     return make_split(
-        Faces(size=16, identities=4, images=10, public_identities=20, public_images=1), test_fraction=0.3, validation_fraction=0.1, seed=0
+        Faces(size=16, identities=4, images=10, public_identities=20, public_images=1),
+        test_fraction=0.3,
+        validation_fraction=0.1,
+        seed=0,
     )
 
 
 @pytest.fixture(scope="module")
 def target(split):
-    config = Training(model="cnn", options={"width": 4}, attributes=("all",), cut="stage1", epochs=1, batch=16)
+    config = Training(
+        model="cnn", options={"width": 4}, attributes=("all",), cut="stage1", epochs=1, batch=16
+    )
     return _train(config, split, (), "private", "", None, seed=0, work=NoWork())
 
 
@@ -66,9 +71,17 @@ def test_the_halves_have_weights_of_their_own(target):
 def test_what_is_loaded_protects_and_answers_alike(target, prior, split, tmp_path):
     amortizer = Amortizer(steps=1, batch=4, width=4)
     client, server = split_model(target, Crafter(beta=2.0, **SHORT), prior=prior)
-    guess = Guesser(amortizer.network(client.feature_shape, prior.latent), amortizer, client.feature_shape, prior.latent)
+    guess = TrainedAmortizer(
+        amortizer.network(client.feature_shape, prior.latent),
+        amortizer,
+        client.feature_shape,
+        prior.latent,
+    )
     client = replace(client, amortizer=guess)
-    again, other = Client.load(client.save(tmp_path / "client")), Server.load(server.save(tmp_path / "server"))
+    again, other = (
+        Client.load(client.save(tmp_path / "client")),
+        Server.load(server.save(tmp_path / "server")),
+    )
     images = split.test.floats()[:4]
     features = client.protect(images, seed=3)
     assert torch.equal(again.protect(images, seed=3), features)
@@ -77,14 +90,19 @@ def test_what_is_loaded_protects_and_answers_alike(target, prior, split, tmp_pat
     assert again.protection == client.protection
     for name, tensor in guess.network.state_dict().items():
         assert torch.equal(again.amortizer.network.state_dict()[name], tensor)
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {
+        ".json",
+        ".safetensors",
+    }
 
 
 def test_a_client_holds_nothing_of_the_server(target, tmp_path):
     client, server = split_model(target)
     client.save(tmp_path / "client")
     server.save(tmp_path / "server")
-    ours, theirs = (set(load_file(tmp_path / part / "weights.safetensors")) for part in ("client", "server"))
+    ours, theirs = (
+        set(load_file(tmp_path / part / "weights.safetensors")) for part in ("client", "server")
+    )
     assert ours == set(client.encoder.state_dict())
     assert not ours & theirs
 
@@ -100,12 +118,15 @@ def test_a_module_of_ones_own(split, tmp_path):
     with torch.no_grad():
         assert torch.equal(server.answer(client.protect(images)), own.module(images))
     folder = client.save(tmp_path / "client")
-    with pytest.raises(CheckpointError, match="was made of a module of its owner's: build one and give it to load"):
+    with pytest.raises(
+        CheckpointError, match="was made of a module of its owner's: build one and give it to load"
+    ):
         Client.load(folder)
     torch.manual_seed(1)
     assert torch.equal(Client.load(folder, build()).protect(images), client.protect(images))
     assert torch.equal(
-        Server.load(server.save(tmp_path / "server"), build()).answer(client.protect(images)), server.answer(client.protect(images))
+        Server.load(server.save(tmp_path / "server"), build()).answer(client.protect(images)),
+        server.answer(client.protect(images)),
     )
 
 
@@ -131,7 +152,9 @@ def test_damaged_and_mixed_up_folders(target, tmp_path):
         Client.load(tmp_path)
     with pytest.raises(CheckpointError, match="is there already"):
         client.save(tmp_path / "client")
-    (tmp_path / "client" / "weights.safetensors").write_bytes((tmp_path / "server" / "weights.safetensors").read_bytes())
+    (tmp_path / "client" / "weights.safetensors").write_bytes(
+        (tmp_path / "server" / "weights.safetensors").read_bytes()
+    )
     with pytest.raises(CheckpointError, match="does not fit the network"):
         Client.load(tmp_path / "client")
 
@@ -141,7 +164,10 @@ def test_damaged_and_mixed_up_folders(target, tmp_path):
     [
         (torch.zeros(2, 3, 8, 8), r"expected float pictures of shape \(N, 3, 16, 16\)"),
         (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "expected float pictures"),
-        (torch.full((2, 3, 16, 16), 255.0), r"expected pictures in \[0, 1\], got values from 255 to 255: divide by 255"),
+        (
+            torch.full((2, 3, 16, 16), 255.0),
+            r"expected pictures in \[0, 1\], got values from 255 to 255: divide by 255",
+        ),
         (torch.full((2, 3, 16, 16), torch.nan), r"expected pictures in \[0, 1\]"),
     ],
 )
@@ -151,7 +177,9 @@ def test_pictures_that_cannot_be_protected(target, images, match):
 
 
 def test_features_that_cannot_be_answered(target):
-    with pytest.raises(ConfigError, match="they come from another model, or from another cut of it"):
+    with pytest.raises(
+        ConfigError, match="they come from another model, or from another cut of it"
+    ):
         split_model(target)[1].answer(torch.zeros(2, 3, 3))
 
 
@@ -161,22 +189,28 @@ def test_protections_that_cannot_be(target, prior):
     with pytest.raises(ConfigError, match="crafter needs the prior, and none is given"):
         split_model(target, Crafter(beta=1.0))
     with pytest.raises(ConfigError, match="at least 2"):
-        split_model(target, Crafter(beta=1.0, **SHORT), prior=prior)[0].protect(torch.zeros(1, *SHAPE))
+        split_model(target, Crafter(beta=1.0, **SHORT), prior=prior)[0].protect(
+            torch.zeros(1, *SHAPE)
+        )
 
 
 def test_a_server_learns_from_released_features(target, split):
     client, server = split_model(target)
-    features, answers = client.protect(split.train.floats()), wanted(target, split.train)
+    features, answers = client.protect(split.train.floats()), targets_for(target, split.train)
     before = {name: tensor.clone() for name, tensor in server.rest.state_dict().items()}
     better = server.retrained(features, answers, epochs=30, lr=3e-3)
     loss = nn.functional.binary_cross_entropy_with_logits
     assert loss(better.answer(features), answers) < 0.8 * loss(server.answer(features), answers)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in server.rest.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in server.rest.state_dict().items()
+    )
     with pytest.raises(ConfigError, match="as many of both are needed"):
         server.retrained(features, answers[:3])
 
 
-def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(target, prior, tmp_path, monkeypatch):
+def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(
+    target, prior, tmp_path, monkeypatch
+):
     method = {"name": "generator", "parameters": {"source": "spy:build", "latent": "normal:5"}}
     client, _ = split_model(target, Crafter(**SHORT), prior=replace(prior, info={"method": method}))
     with pytest.raises(CheckpointError, match="the client's prior is made by code"):
@@ -193,7 +227,9 @@ def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(target, pr
 
 def test_answering_leaves_features_as_they_are(split):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 3))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 3)
+    )
     client, server = split_model(wrap(net, classes=3, image_shape=SHAPE, cut="0"))
     features = client.protect(split.test.floats())
     before = features.clone()
@@ -212,7 +248,10 @@ def test_other_precisions_and_damaged_facts(target, split, tmp_path):
         server.answer(torch.full_like(features, torch.nan))
     with pytest.raises(ConfigError, match="expected answers"):
         server.retrained(features, torch.zeros(len(features), 3))
-    assert server.retrained(features, split.test.attributes, epochs=1).answer(features).shape == (len(features), 17)
+    assert server.retrained(features, split.test.attributes, epochs=1).answer(features).shape == (
+        len(features),
+        17,
+    )
     folder = client.save(tmp_path / "client")
     facts = json.loads((folder / "facts.json").read_text())
     del facts["cut"]

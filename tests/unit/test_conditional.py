@@ -7,20 +7,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from frostglass.data.augment import DRAWS, viewed
-from frostglass.errors import AccessError, ConfigError, DataError, RunError
-from frostglass.priors.base import Prior, priors, read_prior, write_prior
+from frostglass.core.errors import AccessError, ConfigError, DataError, RunError
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Target
+from frostglass.data._augment import DRAWS, viewed
+from frostglass.priors._files import read_prior, write_prior
+from frostglass.priors._residual import (
+    DownBlock,
+    LabelledGenerator,
+    LabelledNorm,
+    ProjectionCritic,
+    UpBlock,
+)
+from frostglass.priors.base import priors
 from frostglass.priors.conditional import Conditional, hinge, most_liked
-from frostglass.priors.residual import DownBlock, LabelledGenerator, LabelledNorm, ProjectionCritic, UpBlock
-from frostglass.runtime import generator_for, seeded
-from frostglass.types import Images, Target
+from frostglass.runtime.seeding import generator_for, seeded
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, same_weights, target
 
-SMALL = Conditional(latent=5, width=4, top=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
+SMALL = Conditional(
+    latent=5, width=4, top=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5
+)
 PUBLIC = images(40, 5, names="stranger")
 
 
-def dice(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -38,7 +48,13 @@ def bands(classes: int = 4) -> Target:
         pick.weight.copy_(20 * torch.eye(classes) - 20 / classes)
         pick.bias.zero_()
     module = nn.Sequential(nn.AdaptiveAvgPool2d((classes, 1)), Grey(), nn.Flatten(), pick)
-    return Target(module=module, classes=tuple(map(str, range(classes))), image_shape=SHAPE, head="3", key="bands")
+    return Target(
+        module=module,
+        classes=tuple(map(str, range(classes))),
+        image_shape=SHAPE,
+        head="3",
+        key="bands",
+    )
 
 
 class Grey(nn.Module):
@@ -51,7 +67,9 @@ def trained() -> tuple[Prior, Target, Images]:
     """A prior that learned from a target with an opinion on bright bands, and from pictures that have them."""
     public = images(60, 4, names="stranger")
     victim = bands()
-    method = Conditional(latent=4, width=4, top=8, steps=60, critic_steps=1, batch=16, lr=1e-2, guidance=1.0)
+    method = Conditional(
+        latent=4, width=4, top=8, steps=60, critic_steps=1, batch=16, lr=1e-2, guidance=1.0
+    )
     return method.train(public, victim.view(["gradients"]), seed=0, work=NoWork()), victim, public
 
 
@@ -65,14 +83,28 @@ def test_published_shapes_and_parameter_counts():
         (512, 1024, 3, 3), (256, 512, 3, 3), (128, 256, 3, 3), (64, 128, 3, 3),
     ]  # fmt: skip
     # Linear 128 → 1024·4·4; blocks of two 3×3, a 1×1 and two norms of γ and β for each class; norm; 1×1 to colours.
-    up = sum(9 * a * b + b + 9 * b * b + b + a * b + b + 2 * classes * (a + b) for a, b in [(1024, 512), (512, 256), (256, 128), (128, 64)])
-    assert sum(p.numel() for p in generator.parameters()) == 129 * 16384 + up + 2 * 64 + 65 * 3 == 12_270_979
+    up = sum(
+        9 * a * b + b + 9 * b * b + b + a * b + b + 2 * classes * (a + b)
+        for a, b in [(1024, 512), (512, 256), (256, 128), (128, 64)]
+    )
+    assert (
+        sum(p.numel() for p in generator.parameters())
+        == 129 * 16384 + up + 2 * 64 + 65 * 3
+        == 12_270_979
+    )
     assert [tuple(block.conv2.weight.shape) for block in critic.blocks] == [
         (64, 64, 3, 3), (128, 64, 3, 3), (256, 128, 3, 3), (512, 256, 3, 3), (1024, 512, 3, 3),
     ]  # fmt: skip
     first = (27 * 64 + 64) + (9 * 64 * 64 + 64) + (3 * 64 + 64)
-    down = sum(9 * a * a + a + 9 * a * b + b + a * b + b for a, b in [(64, 128), (128, 256), (256, 512), (512, 1024)])
-    assert sum(p.numel() for p in critic.parameters()) == first + down + 1025 + 1024 * classes == 10_151_681
+    down = sum(
+        9 * a * a + a + 9 * a * b + b + a * b + b
+        for a, b in [(64, 128), (128, 256), (256, 512), (512, 1024)]
+    )
+    assert (
+        sum(p.numel() for p in critic.parameters())
+        == first + down + 1025 + 1024 * classes
+        == 10_151_681
+    )
     with torch.no_grad():
         pictures = generator(torch.zeros(2, 128), torch.tensor([0, 9]))
         assert pictures.shape == (2, 3, 64, 64)
@@ -83,10 +115,12 @@ def test_published_shapes_and_parameter_counts():
 @pytest.mark.parametrize(("size", "first"), [(16, 16), (32, 32), (64, 64), (128, 128)])
 def test_every_size_maps_to_itself(size, first):
     generator, critic = Conditional(latent=6, width=4).networks((1, size, size), 3)
-    assert generator.blocks[0].conv1.weight.shape[1] == first  # 4 channels at the end, twice as many before each doubling from 4 pixels
+    assert (
+        generator.blocks[0].conv1.weight.shape[1] == first
+    )  # 4 channels at the end, twice as many before each doubling from 4 pixels
     assert critic.like.weight.shape == (3, first)
     labels = torch.arange(3)
-    pictures = generator.eval()(50 * torch.randn(3, 6, generator=dice()), labels)
+    pictures = generator.eval()(50 * torch.randn(3, 6, generator=rng()), labels)
     assert pictures.shape == (3, 1, size, size)
     assert pictures.min() >= 0
     assert pictures.max() <= 1
@@ -96,7 +130,10 @@ def test_every_size_maps_to_itself(size, first):
 
 def test_critic_width_is_the_generators_unless_given():
     assert Conditional(width=8).networks(SHAPE, 2)[1].blocks[0].conv1.weight.shape[0] == 8
-    assert Conditional(width=8, critic_width=4).networks(SHAPE, 2)[1].blocks[0].conv1.weight.shape[0] == 4
+    assert (
+        Conditional(width=8, critic_width=4).networks(SHAPE, 2)[1].blocks[0].conv1.weight.shape[0]
+        == 4
+    )
 
 
 def test_size_that_does_not_fit():
@@ -113,19 +150,22 @@ def test_labelled_norm_is_plain_batch_norm_of_each_rows_class():
     assert (layer.scale.weight == 1).all()
     assert (layer.shift.weight == 0).all()
     for tensor in (layer.scale.weight, layer.shift.weight, layer.norm.running_mean):
-        tensor.data.normal_(generator=dice(1))
-    layer.norm.running_var.uniform_(0.5, 2, generator=dice(2))
-    maps, labels = torch.randn(4, 5, 2, 2, generator=dice(3)), torch.tensor([2, 0, 2, 1])
+        tensor.data.normal_(generator=rng(1))
+    layer.norm.running_var.uniform_(0.5, 2, generator=rng(2))
+    maps, labels = torch.randn(4, 5, 2, 2, generator=rng(3)), torch.tensor([2, 0, 2, 1])
     together = layer(maps, labels)
     for row, label in enumerate(labels.tolist()):
         plain = nn.BatchNorm2d(5).eval()
-        plain.load_state_dict(layer.norm.state_dict() | {"weight": layer.scale.weight[label], "bias": layer.shift.weight[label]})
+        plain.load_state_dict(
+            layer.norm.state_dict()
+            | {"weight": layer.scale.weight[label], "bias": layer.shift.weight[label]}
+        )
         torch.testing.assert_close(together[row : row + 1], plain(maps[row : row + 1]))
 
 
 def test_labelled_norm_in_training_takes_its_statistics_from_all_classes():
     layer = LabelledNorm(2, 2)
-    maps = torch.randn(6, 2, 3, 3, generator=dice(4))
+    maps = torch.randn(6, 2, 3, 3, generator=rng(4))
     seen = layer(maps, torch.tensor([0, 0, 0, 1, 1, 1]))
     torch.testing.assert_close(seen, nn.BatchNorm2d(2, affine=False)(maps))
 
@@ -133,48 +173,63 @@ def test_labelled_norm_in_training_takes_its_statistics_from_all_classes():
 def test_up_block_as_published():
     """The shortcut is published as doubled first and convolved then; the other way round is the same."""
     block, plain = UpBlock(6, 4, 3).double().eval(), nn.functional.interpolate
-    maps, labels = torch.randn(2, 6, 4, 4, generator=dice(), dtype=torch.double), torch.tensor([1, 2])
-    nn.init.normal_(block.norm1.scale.weight, generator=dice(5))
+    maps, labels = (
+        torch.randn(2, 6, 4, 4, generator=rng(), dtype=torch.double),
+        torch.tensor([1, 2]),
+    )
+    nn.init.normal_(block.norm1.scale.weight, generator=rng(5))
     inner = block.conv1(plain(block.norm1(maps, labels).relu(), scale_factor=2, mode="bilinear"))
-    expected = block.conv2(block.norm2(inner, labels).relu()) + block.shortcut(plain(maps, scale_factor=2, mode="bilinear"))
+    expected = block.conv2(block.norm2(inner, labels).relu()) + block.shortcut(
+        plain(maps, scale_factor=2, mode="bilinear")
+    )
     torch.testing.assert_close(block(maps, labels), expected)
 
 
 @pytest.mark.parametrize("picture", [True, False])
 def test_down_block_as_published(picture):
     block, pool = DownBlock(4, 6, picture=picture).double().eval(), nn.functional.avg_pool2d
-    maps = torch.randn(2, 4, 8, 8, generator=dice(), dtype=torch.double)
+    maps = torch.randn(2, 4, 8, 8, generator=rng(), dtype=torch.double)
     inner = block.conv2(block.conv1(maps if picture else maps.relu()).relu())
     torch.testing.assert_close(block(maps), pool(inner, 2) + pool(block.shortcut(maps), 2))
 
 
 def test_critic_projects_on_the_vector_of_the_class():
     critic = ProjectionCritic(4, SHAPE, 3).eval()
-    pictures, labels = torch.rand(4, *SHAPE, generator=dice()), torch.tensor([0, 2, 1, 2])
+    pictures, labels = torch.rand(4, *SHAPE, generator=rng()), torch.tensor([0, 2, 1, 2])
     features = critic.blocks(pictures).clamp(min=0).sum((2, 3))
-    slow = [critic.real.weight[0] @ h + critic.real.bias[0] + critic.like.weight[y] @ h for h, y in zip(features, labels, strict=True)]
+    slow = [
+        critic.real.weight[0] @ h + critic.real.bias[0] + critic.like.weight[y] @ h
+        for h, y in zip(features, labels, strict=True)
+    ]
     torch.testing.assert_close(critic(pictures, labels), torch.stack(slow))
     # Between two classes only the projection differs.
     gap = critic(pictures, labels) - critic(pictures, torch.zeros_like(labels))
-    torch.testing.assert_close(gap, ((critic.like.weight[labels] - critic.like.weight[0]) * features).sum(1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        gap,
+        ((critic.like.weight[labels] - critic.like.weight[0]) * features).sum(1),
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 def test_every_weight_of_the_critic_has_spectral_norm_one_and_the_generator_none():
     generator, critic = Conditional(latent=5, width=4).networks(SHAPE, 7)
     layers = [m for m in critic.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.Embedding)]
     assert len(layers) == 3 * 3 + 2
-    pictures, labels = torch.rand(4, *SHAPE, generator=dice()), torch.arange(4)
+    pictures, labels = torch.rand(4, *SHAPE, generator=rng()), torch.arange(4)
     for _ in range(200):
         critic(pictures, labels)  # in training every pass is one more power iteration
     critic.eval()
     for layer in layers:
-        assert torch.linalg.matrix_norm(layer.weight.flatten(1), 2).item() == pytest.approx(1, abs=0.02)
+        assert torch.linalg.matrix_norm(layer.weight.flatten(1), 2).item() == pytest.approx(
+            1, abs=0.02
+        )
     assert not any("parametrizations" in name for name in generator.state_dict())
 
 
 def test_generator_by_hand():
     generator = LabelledGenerator(5, 4, SHAPE, 3).eval()
-    latents, labels = torch.randn(3, 5, generator=dice()), torch.tensor([2, 0, 2])
+    latents, labels = torch.randn(3, 5, generator=rng()), torch.tensor([2, 0, 2])
     maps = (latents @ generator.start[0].weight.T + generator.start[0].bias).view(3, 16, 4, 4)
     for block in generator.blocks:
         maps = block(maps, labels)
@@ -192,16 +247,21 @@ def test_generator_by_hand():
 
 def test_hinge_against_a_slow_reference():
     real, fake = torch.tensor([2.0, 0.5, -1.0, 1.0]), torch.tensor([-2.0, -0.5, 3.0, -1.0])
-    slow = sum(max(0.0, 1 - r) for r in real.tolist()) / 4 + sum(max(0.0, 1 + f) for f in fake.tolist()) / 4
+    slow = (
+        sum(max(0.0, 1 - r) for r in real.tolist()) / 4
+        + sum(max(0.0, 1 + f) for f in fake.tolist()) / 4
+    )
     assert hinge(real, fake).item() == pytest.approx(slow)
     assert slow == (0.5 + 2) / 4 + (0.5 + 4) / 4
-    points = [torch.randn(5, generator=dice(s), dtype=torch.double).requires_grad_() for s in (0, 1)]
+    points = [torch.randn(5, generator=rng(s), dtype=torch.double).requires_grad_() for s in (0, 1)]
     assert torch.autograd.gradcheck(hinge, points)
 
 
 def test_most_liked_against_a_slow_reference():
-    scores = torch.rand(30, 4, generator=dice()).mul(8).round().div(8)  # full of ties
-    slow = [sorted(range(30), key=lambda row, k=k: (-scores[row, k].item(), row))[:7] for k in range(4)]
+    scores = torch.rand(30, 4, generator=rng()).mul(8).round().div(8)  # full of ties
+    slow = [
+        sorted(range(30), key=lambda row, k=k: (-scores[row, k].item(), row))[:7] for k in range(4)
+    ]
     assert most_liked(scores, 7).tolist() == slow
 
 
@@ -214,7 +274,9 @@ def test_examples_are_what_the_target_likes_best(monkeypatch):
     assert view.queries == 40
     assert chosen.shape == confidence.shape == (4, 4)
     with torch.no_grad():
-        scores = torch.cat([victim.module(PUBLIC.floats(slice(i, i + 1))).softmax(1) for i in range(40)])
+        scores = torch.cat(
+            [victim.module(PUBLIC.floats(slice(i, i + 1))).softmax(1) for i in range(40)]
+        )
     for label in range(4):
         best = sorted(range(40), key=lambda row, label=label: -scores[row, label].item())[:4]
         assert chosen[label].tolist() == best
@@ -227,7 +289,10 @@ def test_one_picture_may_serve_every_class():
 
 
 def test_too_few_pictures():
-    with pytest.raises(DataError, match=r"40 public pictures are too few for prior\.top = 41 examples of a class: lower it"):
+    with pytest.raises(
+        DataError,
+        match=r"40 public pictures are too few for prior\.top = 41 examples of a class: lower it",
+    ):
         Conditional(top=41).examples(PUBLIC, target().view(["scores"]))
 
 
@@ -261,9 +326,18 @@ class Spy:
         monkeypatch.setattr("frostglass.priors.conditional.train_in_turns", self)
 
     def __call__(self, name, generator, critic, schedule, **given):
-        self.name, self.generator, self.critic, self.schedule, self.given = name, generator, critic, schedule, given
+        self.name, self.generator, self.critic, self.schedule, self.given = (
+            name,
+            generator,
+            critic,
+            schedule,
+            given,
+        )
         critic.eval()  # no power iteration, so that the losses can be computed again
-        self.losses = {kind: given[kind](generator_for(0, kind)).detach() for kind in ("critic_loss", "generator_loss")}
+        self.losses = {
+            kind: given[kind](generator_for(0, kind)).detach()
+            for kind in ("critic_loss", "generator_loss")
+        }
         return generator
 
 
@@ -309,14 +383,22 @@ def test_critic_loss_against_a_slow_reference(monkeypatch):
     with torch.no_grad():
         real = spy.critic(PUBLIC.floats(rows) + noise, labels)
         fake = spy.critic(spy.generator(latents, wanted), wanted)
-    expected = sum(max(0.0, 1 - r) for r in real.tolist()) / 8 + sum(max(0.0, 1 + f) for f in fake.tolist()) / 8
+    expected = (
+        sum(max(0.0, 1 - r) for r in real.tolist()) / 8
+        + sum(max(0.0, 1 + f) for f in fake.tolist()) / 8
+    )
     assert spy.losses["critic_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_schedule_is_the_published_one(monkeypatch):
     spy, victim = Spy(monkeypatch), target()
     Conditional(latent=5, width=4, batch=4).train(PUBLIC, victim.view(["gradients"]), work=NoWork())
-    assert (spy.schedule.steps, spy.schedule.critic_steps, spy.schedule.lr, spy.schedule.betas) == (30_000, 5, 2e-4, (0.0, 0.9))
+    assert (spy.schedule.steps, spy.schedule.critic_steps, spy.schedule.lr, spy.schedule.betas) == (
+        30_000,
+        5,
+        2e-4,
+        (0.0, 0.9),
+    )
     assert spy.schedule.generator_first
     assert (spy.schedule.average, spy.schedule.cooldown) == (0, 0)
 
@@ -324,10 +406,10 @@ def test_the_schedule_is_the_published_one(monkeypatch):
 def test_the_critic_is_not_taught_to_move_the_generator(monkeypatch):
     spy = Spy(monkeypatch)
     SMALL.train(PUBLIC, target().view(["gradients"]), work=NoWork())
-    spy.given["critic_loss"](dice()).backward()
+    spy.given["critic_loss"](rng()).backward()
     assert all(p.grad is None for p in spy.generator.parameters())
     assert all(p.grad is not None for p in spy.critic.parameters())
-    spy.given["generator_loss"](dice()).backward()
+    spy.given["generator_loss"](rng()).backward()
     assert all(p.grad is not None for p in spy.generator.parameters())
 
 
@@ -341,7 +423,9 @@ def test_resumes_to_the_same_bytes_and_queries(died_after):
     work = MemoryWork(saves_before_death=died_after)
     with pytest.raises(KilledError):
         SMALL.train(PUBLIC, killed, seed=0, work=work)
-    assert any("parametrizations.weight.0._u" in name for name in work.kept["conditional"][0])  # power iterations go on where they were
+    assert any(
+        "parametrizations.weight.0._u" in name for name in work.kept["conditional"][0]
+    )  # power iterations go on where they were
     work.left, fresh = None, target().view(["gradients"])
     resumed = SMALL.train(PUBLIC, fresh, seed=0, work=work)
     assert same_weights(whole.generator, resumed.generator)
@@ -350,7 +434,11 @@ def test_resumes_to_the_same_bytes_and_queries(died_after):
 
 
 def test_queries_are_the_public_pictures_and_one_batch_a_step():
-    for guidance, samples, expected in ((0.2, 1, 40 + 6 * 8), (0.2, 3, 3 * (40 + 6 * 8)), (0.0, 1, 40)):
+    for guidance, samples, expected in (
+        (0.2, 1, 40 + 6 * 8),
+        (0.2, 3, 3 * (40 + 6 * 8)),
+        (0.0, 1, 40),
+    ):
         view = target().view(["gradients"])
         view.queries = 7
         replace(SMALL, guidance=guidance).train(PUBLIC, view.averaged(samples), work=NoWork())
@@ -363,14 +451,19 @@ def test_the_target_and_the_global_generator_are_left_alone():
     modes = [part.training for part in victim.module.modules()]
     random = torch.random.get_rng_state()
     SMALL.train(PUBLIC, victim.view(["gradients"]), seed=0, work=NoWork())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in victim.module.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in victim.module.state_dict().items()
+    )
     assert [part.training for part in victim.module.modules()] == modes
     assert all(p.requires_grad and p.grad is None for p in victim.module.parameters())
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def test_the_seed_matters():
-    one, again, other = (SMALL.train(PUBLIC, target().view(["gradients"]), seed=seed, work=NoWork()) for seed in (0, 0, 1))
+    one, again, other = (
+        SMALL.train(PUBLIC, target().view(["gradients"]), seed=seed, work=NoWork())
+        for seed in (0, 0, 1)
+    )
     assert same_weights(one.generator, again.generator)
     assert not same_weights(one.generator, other.generator)
 
@@ -378,11 +471,16 @@ def test_the_seed_matters():
 def test_what_it_needs():
     assert Conditional.tied
     assert priors.get("conditional") is Conditional
-    with pytest.raises(ConfigError, match=r"conditional is fitted to one target and got no view of it: pass target\.view"):
+    with pytest.raises(
+        ConfigError,
+        match=r"conditional is fitted to one target and got no view of it: pass target\.view",
+    ):
         SMALL.train(PUBLIC, None, work=NoWork())
     with pytest.raises(AccessError, match="not gradients"):
         SMALL.train(PUBLIC, target().view(["scores"]), work=NoWork())
-    with pytest.raises(ConfigError, match="loss: expected 'margin', 'ce' or 'poincare', got 'logit'"):
+    with pytest.raises(
+        ConfigError, match="loss: expected 'margin', 'ce' or 'poincare', got 'logit'"
+    ):
         Conditional(loss="logit")
     with pytest.raises(ConfigError, match="least: expected at most 1"):
         Conditional(least=1.5)
@@ -390,12 +488,20 @@ def test_what_it_needs():
 
 def test_divergence_is_reported():
     with pytest.raises(RunError, match="conditional: the loss is not finite at step"):
-        replace(SMALL, steps=50, lr=1e30, average=0.0).train(PUBLIC, target().view(["gradients"]), work=NoWork())
+        replace(SMALL, steps=50, lr=1e30, average=0.0).train(
+            PUBLIC, target().view(["gradients"]), work=NoWork()
+        )
 
 
 def test_what_is_returned_and_read_back(trained, tmp_path):
     made, _, public = trained
-    assert (made.condition, made.classes, made.tied_to, made.latent, made.critic) == ("label", 4, "bands", 4, None)
+    assert (made.condition, made.classes, made.tied_to, made.latent, made.critic) == (
+        "label",
+        4,
+        "bands",
+        4,
+        None,
+    )
     assert made.image_shape == public.shape
     assert json.loads(json.dumps(dict(made.info))) == made.info
     confidence = made.info["examples"]
@@ -405,8 +511,13 @@ def test_what_is_returned_and_read_back(trained, tmp_path):
     assert same_weights(made.generator, read.generator)
     assert not read.generator.training
     assert read.critic is None
-    assert (read.condition, read.classes, read.tied_to, read.info) == ("label", 4, "bands", made.info)
-    latents, labels = torch.randn(16, 4, generator=dice()), torch.arange(16) % 4
+    assert (read.condition, read.classes, read.tied_to, read.info) == (
+        "label",
+        4,
+        "bands",
+        made.info,
+    )
+    latents, labels = torch.randn(16, 4, generator=rng()), torch.arange(16) % 4
     assert torch.equal(made.images(latents, labels), read.images(latents, labels))
     with pytest.raises(ConfigError, match="got no labels"):
         read.images(latents)
@@ -415,14 +526,21 @@ def test_what_is_returned_and_read_back(trained, tmp_path):
 def test_it_learns_the_classes_of_the_target(trained):
     made, victim, _ = trained
     labels = torch.arange(4).repeat_interleave(32)
-    latents = torch.randn(128, 4, generator=dice(3))
+    latents = torch.randn(128, 4, generator=rng(3))
     with torch.no_grad():
         pictures = made.images(latents, labels)
         liked = victim.view(["scores"]).scores(pictures).gather(1, labels[:, None]).mean()
-        others = victim.view(["scores"]).scores(made.images(latents, (labels + 1) % 4)).gather(1, labels[:, None]).mean()
+        others = (
+            victim.view(["scores"])
+            .scores(made.images(latents, (labels + 1) % 4))
+            .gather(1, labels[:, None])
+            .mean()
+        )
     assert liked > 0.8
     assert others < 0.1
-    assert (made.images(latents[:1], labels[:1]) - made.images(latents[:1], labels[-1:])).abs().max() > 0.2  # labels matter
+    assert (
+        made.images(latents[:1], labels[:1]) - made.images(latents[:1], labels[-1:])
+    ).abs().max() > 0.2  # labels matter
     assert pictures[labels == 0].std(0).mean() > 0.01  # and so do latents
 
 

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from frostglass.attacks.kedmi import Kedmi
-from frostglass.errors import ConfigError
-from frostglass.experiments.config import Experiment, assign, expand, experiments, read_config, read_with_generator
-from frostglass.experiments.features import feature_experiments, is_about_features
+from frostglass.attacks.model.kedmi import Kedmi
+from frostglass.audit.config import (
+    Experiment,
+    assign,
+    expand,
+    experiments,
+    read_config,
+    read_with_generator,
+)
+from frostglass.audit.features import feature_experiments, is_about_features
+from frostglass.core.errors import ConfigError
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.wgan import Wgan
 
@@ -39,7 +46,10 @@ def test_all_problems_at_once_with_their_places():
 
 
 def test_conflicting_defenses_are_found_before_any_compute():
-    with pytest.raises(ConfigError, match="defenses: calor and label_smoothing both replace the classification loss"):
+    with pytest.raises(
+        ConfigError,
+        match="defenses: calor and label_smoothing both replace the classification loss",
+    ):
         Experiment.parse({"defenses": [{"name": "calor"}, {"name": "label_smoothing"}]})
 
 
@@ -68,18 +78,29 @@ def test_wrong_shapes(values, message):
 
 
 def test_grid_is_every_combination_with_labels():
-    made = expand({"attack": {"name": "gmi"}, "grid": {"defenses": [[], [{"name": "calor"}]], "attack.loss": ["ce", "margin"]}})
+    made = expand(
+        {
+            "attack": {"name": "gmi"},
+            "grid": {"defenses": [[], [{"name": "calor"}]], "attack.loss": ["ce", "margin"]},
+        }
+    )
     assert [label for label, _ in made] == [
         "undefended, attack.loss=ce",
         "undefended, attack.loss=margin",
         "calor, attack.loss=ce",
         "calor, attack.loss=margin",
     ]
-    assert made[3][1] == {"attack": {"name": "gmi", "loss": "margin"}, "defenses": [{"name": "calor"}]}
+    assert made[3][1] == {
+        "attack": {"name": "gmi", "loss": "margin"},
+        "defenses": [{"name": "calor"}],
+    }
 
 
 def test_dotted_names_in_a_grid_may_be_nested():
-    nested, quoted = expand({"grid": {"attack": {"loss": ["ce"]}}}), expand({"grid": {"attack.loss": ["ce"]}})
+    nested, quoted = (
+        expand({"grid": {"attack": {"loss": ["ce"]}}}),
+        expand({"grid": {"attack.loss": ["ce"]}}),
+    )
     assert nested == quoted == [("attack.loss=ce", {"attack": {"loss": "ce"}})]
 
 
@@ -96,18 +117,30 @@ def test_labels_tell_the_choices_of_a_grid_apart():
             }
         }
     )
-    assert [label for label, _ in made] == ["undefended", "calor(rank=5)", "calor(rank=9)", "label_smoothing"]
+    assert [label for label, _ in made] == [
+        "undefended",
+        "calor(rank=5)",
+        "calor(rank=9)",
+        "label_smoothing",
+    ]
 
 
-@pytest.mark.parametrize("defenses", [["calor"], [["calor"]], [[{"nam": "calor"}]], [{"name": "calor"}]])
+@pytest.mark.parametrize(
+    "defenses", [["calor"], [["calor"]], [[{"nam": "calor"}]], [{"name": "calor"}]]
+)
 def test_a_grid_of_malformed_defenses_is_a_config_error(defenses):
     with pytest.raises(ConfigError, match="defenses"):
         experiments({"grid": {"defenses": defenses}})
 
 
 def test_a_defense_that_acts_on_training_does_not_go_with_loaded_weights():
-    with pytest.raises(ConfigError, match=r"label_smoothing acts on training, and target\.weights are loaded without any"):
-        Experiment.parse({"target": {"weights": "w.safetensors"}, "defenses": [{"name": "label_smoothing"}]})
+    with pytest.raises(
+        ConfigError,
+        match=r"label_smoothing acts on training, and target\.weights are loaded without any",
+    ):
+        Experiment.parse(
+            {"target": {"weights": "w.safetensors"}, "defenses": [{"name": "label_smoothing"}]}
+        )
 
 
 def test_one_run_has_one_set_of_judges():
@@ -148,7 +181,8 @@ def test_assign_makes_tables_on_the_way():
 
 @pytest.mark.parametrize(
     "path",
-    sorted(Path(__file__).parents[2].glob("configs/**/*.toml")) + sorted(Path(__file__).parents[2].glob("src/**/*.toml")),
+    sorted(Path(__file__).parents[2].glob("configs/**/*.toml"))
+    + sorted(Path(__file__).parents[2].glob("src/**/*.toml")),
     ids=lambda p: p.name,
 )
 def test_every_shipped_config_loads(path):
@@ -157,7 +191,9 @@ def test_every_shipped_config_loads(path):
 
 
 def test_defenses_alone_and_in_a_grid_are_refused():
-    with pytest.raises(ConfigError, match=r"defenses: given alone and in \[grid\], and only one can count"):
+    with pytest.raises(
+        ConfigError, match=r"defenses: given alone and in \[grid\], and only one can count"
+    ):
         expand({"defenses": [{"name": "calor"}], "grid": {"defenses": [[]]}})
 
 
@@ -172,14 +208,20 @@ def test_one_experiment_has_no_grid():
 def test_a_variant_sets_defaults_that_explicit_values_override():
     made = Experiment.parse({"attack": {"name": "kedmi", "variant": "tl-dmi"}}).attack
     assert made == Kedmi(log_variance=0.0, clamp="forward", steps=3000)
-    own = Experiment.parse({"attack": {"name": "kedmi", "steps": 7, "variant": "tl-dmi", "clamp": "off"}}).attack
+    own = Experiment.parse(
+        {"attack": {"name": "kedmi", "steps": 7, "variant": "tl-dmi", "clamp": "off"}}
+    ).attack
     assert own == Kedmi(log_variance=0.0, clamp="off", steps=7)
     assert not hasattr(made, "variant")  # what is recorded is what was run
 
 
 def test_a_variant_is_one_value_of_a_grid():
-    made = experiments({"attack": {"name": "gmi", "steps": 3}, "grid": {"attack.variant": ["margin", "noise"]}})
-    assert [(label, exp.attack.loss, exp.attack.samples, exp.attack.steps) for label, exp in made] == [
+    made = experiments(
+        {"attack": {"name": "gmi", "steps": 3}, "grid": {"attack.variant": ["margin", "noise"]}}
+    )
+    assert [
+        (label, exp.attack.loss, exp.attack.samples, exp.attack.steps) for label, exp in made
+    ] == [
         ("attack.variant=margin", "margin", 1, 3),
         ("attack.variant=noise", "ce", 8, 3),
     ]
@@ -195,7 +237,10 @@ def test_a_variant_is_one_value_of_a_grid():
         ({"name": "gmi", "variant": 3}, "attack.variant: gmi has no variant 3; known: aimed, "),
         ({"name": "gmi", "variant": ["margin"]}, "attack.variant: gmi has no variant ['margin']; "),
         ({"name": "brepmi", "variant": "margin"}, "attack.variant: no such parameter; "),
-        ({"name": "gmi", "variant": "margin", "stepz": 3}, "attack.stepz: no such parameter; did you mean 'steps'?"),
+        (
+            {"name": "gmi", "variant": "margin", "stepz": 3},
+            "attack.stepz: no such parameter; did you mean 'steps'?",
+        ),
     ],
 )
 def test_a_wrong_variant_is_one_problem(attack, problem):
@@ -217,7 +262,11 @@ def test_what_has_no_variants_is_given_none():
 
 CASES = [
     {"case": "GMI", "attack": {"name": "gmi", "steps": 5}},
-    {"case": "KED-MI", "prior": {"name": "kplus1", "steps": 3}, "attack": {"name": "kedmi", "variant": "bido"}},
+    {
+        "case": "KED-MI",
+        "prior": {"name": "kplus1", "steps": 3},
+        "attack": {"name": "kedmi", "variant": "bido"},
+    },
 ]
 
 
@@ -227,27 +276,50 @@ def test_a_case_sets_prior_and_attack_together():
     (_, gmi), (_, ked) = made
     assert [exp.case for exp in (gmi, ked)] == ["GMI", "KED-MI"]
     assert (gmi.prior, gmi.attack.name) == (Wgan(steps=9), "gmi")
-    assert (ked.prior, ked.attack) == (Kplus1(steps=3), Kedmi(log_variance=0.0, clamp="log", steps=5000))
+    assert (ked.prior, ked.attack) == (
+        Kplus1(steps=3),
+        Kedmi(log_variance=0.0, clamp="log", steps=5000),
+    )
 
 
 def test_cases_are_crossed_with_defenses():
     made = experiments({"grid": {"defenses": [[], [{"name": "calor"}]], "case": CASES}})
-    assert [label for label, _ in made] == ["undefended, GMI", "undefended, KED-MI", "calor, GMI", "calor, KED-MI"]
+    assert [label for label, _ in made] == [
+        "undefended, GMI",
+        "undefended, KED-MI",
+        "calor, GMI",
+        "calor, KED-MI",
+    ]
     assert [(len(exp.defenses), exp.attack.name, exp.prior.name) for _, exp in made] == [
         (0, "gmi", "wgan"), (0, "kedmi", "kplus1"), (1, "gmi", "wgan"), (1, "kedmi", "kplus1"),
     ]  # fmt: skip
 
 
 def test_a_section_with_a_name_replaces_and_one_without_is_joined():
-    base = {"attack": {"name": "gmi", "steps": 5, "lr": 0.1}, "target": {"epochs": 3, "options": {"width": 4}}}
+    base = {
+        "attack": {"name": "gmi", "steps": 5, "lr": 0.1},
+        "target": {"epochs": 3, "options": {"width": 4}},
+    }
     cases = [
         {"case": "more", "attack": {"steps": 9}, "target": {"options": {"width": 8}}},
         {"case": "other", "attack": {"name": "gmi", "steps": 9}},
     ]
     (_, more), (_, other) = expand(base | {"grid": {"case": cases}})
-    assert more == {"case": "more", "attack": {"name": "gmi", "steps": 9, "lr": 0.1}, "target": {"epochs": 3, "options": {"width": 8}}}
-    assert other == {"case": "other", "attack": {"name": "gmi", "steps": 9}, "target": {"epochs": 3, "options": {"width": 4}}}
-    assert base["attack"] == {"name": "gmi", "steps": 5, "lr": 0.1}  # nothing of what was given changes
+    assert more == {
+        "case": "more",
+        "attack": {"name": "gmi", "steps": 9, "lr": 0.1},
+        "target": {"epochs": 3, "options": {"width": 8}},
+    }
+    assert other == {
+        "case": "other",
+        "attack": {"name": "gmi", "steps": 9},
+        "target": {"epochs": 3, "options": {"width": 4}},
+    }
+    assert base["attack"] == {
+        "name": "gmi",
+        "steps": 5,
+        "lr": 0.1,
+    }  # nothing of what was given changes
     assert cases[0]["target"] == {"options": {"width": 8}}
 
 
@@ -256,18 +328,31 @@ def test_what_else_is_in_the_grid_is_laid_over_the_case(order):
     """In TOML other values of a grid stand before its cases, and no case may swallow them; nor do experiments share tables."""
     grid = {"case": [{"case": "a", "attack": {"name": "gmi", "steps": 9}}], "attack.steps": [1, 2]}
     made = expand({"grid": {name: grid[name] for name in order}})
-    assert [config["attack"] for _, config in made] == [{"name": "gmi", "steps": 1}, {"name": "gmi", "steps": 2}]
-    assert [set(label.split(", ")) for label, _ in made] == [{"a", "attack.steps=1"}, {"a", "attack.steps=2"}]
+    assert [config["attack"] for _, config in made] == [
+        {"name": "gmi", "steps": 1},
+        {"name": "gmi", "steps": 2},
+    ]
+    assert [set(label.split(", ")) for label, _ in made] == [
+        {"a", "attack.steps=1"},
+        {"a", "attack.steps=2"},
+    ]
 
 
 def test_a_section_that_every_case_replaces_is_refused():
-    with pytest.raises(ConfigError, match="attack: given alone, and every case of the grid brings its own"):
+    with pytest.raises(
+        ConfigError, match="attack: given alone, and every case of the grid brings its own"
+    ):
         expand({"attack": {"name": "gmi"}, "grid": {"case": CASES}})
 
 
-@pytest.mark.parametrize("case", [{"attack": {"name": "gmi"}}, {"case": 3}, "KED-MI", {"case": ["a"]}])
+@pytest.mark.parametrize(
+    "case", [{"attack": {"name": "gmi"}}, {"case": 3}, "KED-MI", {"case": ["a"]}]
+)
 def test_a_case_without_a_name_is_refused(case):
-    with pytest.raises(ConfigError, match=r'grid\.case: expected tables with a name, such as \{ case = "KED-MI", prior = '):
+    with pytest.raises(
+        ConfigError,
+        match=r'grid\.case: expected tables with a name, such as \{ case = "KED-MI", prior = ',
+    ):
         experiments({"grid": {"case": [case]}})
 
 
@@ -277,7 +362,9 @@ def test_a_mistake_in_a_case_is_found_before_any_compute():
     with pytest.raises(ConfigError, match="grid: expected a table of non-empty lists"):
         experiments({"grid": {"case": {"case": "KED-MI"}}})
     with pytest.raises(ConfigError, match="metrics and evaluators must be the same"):
-        experiments({"grid": {"case": [{"case": "a"}, {"case": "b", "evaluators": [{"model": "lenet"}]}]}})
+        experiments(
+            {"grid": {"case": [{"case": "a"}, {"case": "b", "evaluators": [{"model": "lenet"}]}]}}
+        )
 
 
 def test_two_cases_of_one_name_and_values_given_twice_are_refused():
@@ -290,7 +377,11 @@ def test_two_cases_of_one_name_and_values_given_twice_are_refused():
 
 def test_a_generator_of_ones_own_does_not_hide_a_cases_prior(tmp_path):
     config = tmp_path / "grid.toml"
-    config.write_text('[[grid.case]]\ncase = "A"\n[[grid.case]]\ncase = "B"\n[grid.case.prior]\nname = "wgan"\n')
-    with pytest.raises(ConfigError, match="replaces the prior of the whole config, and its case 'B' brings its own"):
+    config.write_text(
+        '[[grid.case]]\ncase = "A"\n[[grid.case]]\ncase = "B"\n[grid.case.prior]\nname = "wgan"\n'
+    )
+    with pytest.raises(
+        ConfigError, match="replaces the prior of the whole config, and its case 'B' brings its own"
+    ):
         read_with_generator(config, (), "onnx:gen.onnx", "normal:8", None, resize=False)
     assert "prior" not in read_with_generator(config, (), None, None, None, resize=False)

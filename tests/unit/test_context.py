@@ -6,16 +6,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frostglass.errors import ConfigError, DataError
-from frostglass.priors.base import read_prior, write_prior
+from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.types import Images
+from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.context import Completion, Context, Critics, blurred, hinted, hints_of
 from frostglass.priors.students import Students
 from frostglass.priors.wgan import Wgan
-from frostglass.runtime import seeded
-from frostglass.types import Images
+from frostglass.runtime.seeding import seeded
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, same_weights, target
 
-SMALL = Context(diversity=0.0, latent=5, width=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
+SMALL = Context(
+    diversity=0.0,
+    latent=5,
+    width=4,
+    steps=6,
+    critic_steps=2,
+    batch=8,
+    checkpoint_every=2,
+    average=0.5,
+)
 PUBLIC = images(40, 5, names="stranger")
 GREY = (0.5, 0.25, 0.75)
 
@@ -27,7 +36,12 @@ def noise(*shape, seed=0, dtype=torch.float32):
 def coloured(count, seed):
     """Pictures of one colour each: whoever sees the rim knows the middle."""
     pixels = (256 * noise(count, 3, 1, 1, seed=seed)).byte().expand(-1, -1, 16, 16).contiguous()
-    return Images(pixels=pixels, labels=torch.zeros(count, dtype=torch.long), names=("one",), sources=("made",) * count)
+    return Images(
+        pixels=pixels,
+        labels=torch.zeros(count, dtype=torch.long),
+        names=("one",),
+        sources=("made",) * count,
+    )
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
@@ -44,7 +58,9 @@ def test_a_hole_in_the_centre(size):
     ):
         inside = size // 4 <= row < 3 * size // 4 and size // 4 <= column < 3 * size // 4
         for picture in range(2):
-            assert hints[picture, :3, row, column].tolist() == (list(GREY) if inside else pictures[picture, :, row, column].tolist())
+            assert hints[picture, :3, row, column].tolist() == (
+                list(GREY) if inside else pictures[picture, :, row, column].tolist()
+            )
             assert hints[picture, 3, row, column].item() == (0.0 if inside else 1.0)
     assert (hints[:, 3] == 0).double().mean().item() == 0.25
 
@@ -80,7 +96,9 @@ def test_blur_against_a_slow_reference(sigma):
             for y, down in weights.items()
             for x, right in weights.items()
         )
-        assert fast[0, channel, row, column].item() == pytest.approx(slow / sum(weights.values()) ** 2, rel=1e-12)
+        assert fast[0, channel, row, column].item() == pytest.approx(
+            slow / sum(weights.values()) ** 2, rel=1e-12
+        )
     flat = torch.full((1, 1, 9, 7), 0.3, dtype=torch.double)
     assert torch.allclose(blurred(flat, sigma), flat)
 
@@ -98,13 +116,18 @@ def test_published_shapes():
     ]  # fmt: skip
     assert [layer[0].dilation[0] for layer in generator.reader] == [1, 1, 1, 1, 1, 1, 2, 4, 8, 16]
     assert generator.identity[0].weight.shape == (8192, 100)
-    assert [tuple(p.shape) for p in generator.identity.parameters() if p.ndim == 4] == [(512, 256, 5, 5), (256, 128, 5, 5)]
+    assert [tuple(p.shape) for p in generator.identity.parameters() if p.ndim == 4] == [
+        (512, 256, 5, 5),
+        (256, 128, 5, 5),
+    ]
     assert [tuple(p.shape) for p in generator.writer.parameters() if p.ndim == 4] == [
         (256, 128, 5, 5), (128, 64, 5, 5), (32, 64, 3, 3), (3, 32, 3, 3),
     ]  # fmt: skip
     for critic, side in ((critics.whole, 64), (critics.part, 32)):
         published = Wgan().networks((3, side, side))[1]
-        assert [tuple(p.shape) for p in critic.parameters()] == [tuple(p.shape) for p in published.parameters()]
+        assert [tuple(p.shape) for p in critic.parameters()] == [
+            tuple(p.shape) for p in published.parameters()
+        ]
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
@@ -130,8 +153,11 @@ def test_size_that_does_not_fit():
 
 
 def test_windows_reach_every_corner():
-    critics, dice = Critics(4, SHAPE), torch.Generator().manual_seed(0)
-    tops = {(rows.start, columns.start) for _, rows, columns in (critics.window(dice) for _ in range(2000))}
+    critics, rng = Critics(4, SHAPE), torch.Generator().manual_seed(0)
+    tops = {
+        (rows.start, columns.start)
+        for _, rows, columns in (critics.window(rng) for _ in range(2000))
+    }
     assert tops == {(row, column) for row in range(9) for column in range(9)}
 
 
@@ -158,7 +184,10 @@ def test_what_is_known_stays_and_z_changes_only_the_rest(hint):
 def test_rows_do_not_depend_on_their_company():
     made = SMALL.train(PUBLIC, work=NoWork())
     bound = replace(made, hints=hints_of(made.info, PUBLIC.floats(slice(5))))
-    latents, labels = torch.randn(32, 5, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 5
+    latents, labels = (
+        torch.randn(32, 5, generator=torch.Generator().manual_seed(0)),
+        torch.arange(32) % 5,
+    )
     assert torch.equal(bound.images(latents, labels)[:16], bound.images(latents[:16], labels[:16]))
 
 
@@ -174,7 +203,9 @@ def test_resumes_to_the_same_bytes(died_after, weight):
     resumed = method.train(PUBLIC, view, seed=0, work=work)
     assert same_weights(whole.generator, resumed.generator)
     assert same_weights(whole.critic, resumed.critic)
-    assert view.queries == (0 if not weight else 2 * 8 * (6 + 6))  # each step once or, where it was lost, again
+    assert view.queries == (
+        0 if not weight else 2 * 8 * (6 + 6)
+    )  # each step once or, where it was lost, again
 
 
 def test_losses_against_slow_references(monkeypatch):
@@ -192,12 +223,12 @@ def test_losses_against_slow_references(monkeypatch):
     made.module.eval()
     generator, critics = caught["generator"], caught["critics"]
 
-    dice = torch.Generator().manual_seed(4)
-    real = PUBLIC.floats(torch.randint(40, (8,), generator=dice))
+    rng = torch.Generator().manual_seed(4)
+    real = PUBLIC.floats(torch.randint(40, (8,), generator=rng))
     fill = PUBLIC.floats().double().mean((0, 2, 3)).float()
-    hints, latents = hinted(real, "centre", fill.tolist()), torch.randn(8, 5, generator=dice)
+    hints, latents = hinted(real, "centre", fill.tolist()), torch.randn(8, 5, generator=rng)
     fake = generator(latents, hints)
-    top, left = torch.randint(9, (2,), generator=dice).tolist()
+    top, left = torch.randint(9, (2,), generator=rng).tolist()
     part = critics.part(fake[:, :, top : top + 8, left : left + 8])
     judged = (
         critics.whole(fake).mean()
@@ -205,13 +236,19 @@ def test_losses_against_slow_references(monkeypatch):
         + part.mean()
         - critics.part(real[:, :, top : top + 8, left : left + 8]).mean()
     )
-    assert caught["critic_loss"](torch.Generator().manual_seed(4)).item() == pytest.approx(judged.item(), abs=1e-5)
+    assert caught["critic_loss"](torch.Generator().manual_seed(4)).item() == pytest.approx(
+        judged.item(), abs=1e-5
+    )
 
-    others = torch.randn(8, 5, generator=dice)
-    features, other_features = (made.module[:6](pictures) for pictures in (fake, generator(others, hints)))
+    others = torch.randn(8, 5, generator=rng)
+    features, other_features = (
+        made.module[:6](pictures) for pictures in (fake, generator(others, hints))
+    )
     apart = (features - other_features).abs().mean() / (latents - others).abs().mean()
     slow = -(critics.whole(fake).mean() + part.mean()) / 2 - 0.7 * apart
-    assert caught["generator_loss"](torch.Generator().manual_seed(4)).item() == pytest.approx(slow.item(), abs=1e-5)
+    assert caught["generator_loss"](torch.Generator().manual_seed(4)).item() == pytest.approx(
+        slow.item(), abs=1e-5
+    )
 
 
 def test_diversity_ties_the_prior_to_a_target_and_leaves_that_alone():
@@ -220,7 +257,10 @@ def test_diversity_ties_the_prior_to_a_target_and_leaves_that_alone():
     free = SMALL.train(PUBLIC, target().view(["gradients"]), work=NoWork())
     assert (free.tied_to, free.classes, free.condition, free.hints) == (None, 0, "hint", None)
     made = target()
-    before, view = {name: t.clone() for name, t in made.module.state_dict().items()}, made.view(["gradients"])
+    before, view = (
+        {name: t.clone() for name, t in made.module.state_dict().items()},
+        made.view(["gradients"]),
+    )
     tied = replace(SMALL, diversity=0.5).train(PUBLIC, view, work=NoWork())
     assert (tied.tied_to, tied.classes) == ("target", 4)
     assert view.queries == 6 * 2 * 8
@@ -269,13 +309,19 @@ def test_file_round_trip(tmp_path):
 
 def test_the_hole_is_filled_with_the_mean_of_the_public_pictures():
     made = SMALL.train(PUBLIC, work=NoWork())
-    assert made.info["fill"] == pytest.approx(PUBLIC.floats().double().mean((0, 2, 3)).tolist(), abs=1e-6)
-    assert hints_of(made.info, noise(2, *SHAPE))[1, :3, 8, 8].tolist() == pytest.approx(made.info["fill"])
+    assert made.info["fill"] == pytest.approx(
+        PUBLIC.floats().double().mean((0, 2, 3)).tolist(), abs=1e-6
+    )
+    assert hints_of(made.info, noise(2, *SHAPE))[1, :3, 8, 8].tolist() == pytest.approx(
+        made.info["fill"]
+    )
 
 
 def test_hints_for_the_wrong_prior_or_of_the_wrong_shape():
     made = SMALL.train(PUBLIC, work=NoWork())
-    with pytest.raises(DataError, match=r"completes pictures of shape \(3, 16, 16\), got \(3, 32, 32\)"):
+    with pytest.raises(
+        DataError, match=r"completes pictures of shape \(3, 16, 16\), got \(3, 32, 32\)"
+    ):
         hints_of(made.info, noise(2, 3, 32, 32))
     with pytest.raises(ConfigError, match="only one made by the method context"):
         hints_of({"method": {"name": "wgan"}}, noise(2, *SHAPE))
@@ -283,7 +329,11 @@ def test_hints_for_the_wrong_prior_or_of_the_wrong_shape():
 
 def test_students_can_be_added_to_it(tmp_path):
     made = SMALL.train(PUBLIC, work=NoWork())
-    method = Students(base={"name": "context", "diversity": 0.0}, students=({"model": "cnn", "options": {"width": 4}},), epochs=1)
+    method = Students(
+        base={"name": "context", "diversity": 0.0},
+        students=({"model": "cnn", "options": {"width": 4}},),
+        epochs=1,
+    )
     added = method.train(PUBLIC, target().view(["gradients"]), base=made, work=NoWork())
     write_prior(added, tmp_path / "p.safetensors")
     read = read_prior(tmp_path / "p.safetensors")

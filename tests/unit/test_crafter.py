@@ -7,17 +7,27 @@ import pytest
 import torch
 from torch import nn
 
+from frostglass.core.assets import Assets
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.prior import Prior
 from frostglass.defenses.base import defenses
-from frostglass.defenses.crafter import Crafter
-from frostglass.defenses.crafter_z import CrafterZ
-from frostglass.defenses.crafting import Inversion
-from frostglass.errors import ConfigError, RunError
-from frostglass.priors.base import Prior, identity_hashes
-from frostglass.priors.knowledge import Knowledge
-from frostglass.runtime import frozen, seeded
+from frostglass.defenses.release._crafting import Inversion
+from frostglass.defenses.release.crafter import Crafter
+from frostglass.defenses.release.crafter_z import CrafterZ
+from frostglass.priors.base import identity_hashes
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import seeded
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, conditional_prior, prior
 
-TINY = {"steps": 4, "critic_steps": 2, "critic_batch": 8, "critic_width": 4, "index_steps": 2, "first_steps": 4, "pool": 4}
+TINY = {
+    "steps": 4,
+    "critic_steps": 2,
+    "critic_batch": 8,
+    "critic_width": 4,
+    "index_steps": 2,
+    "first_steps": 4,
+    "pool": 4,
+}
 OWN = {Crafter: {"inner_steps": 2, "terms": 3}, CrafterZ: {}}
 METHODS = tuple(OWN)
 
@@ -28,7 +38,9 @@ def tiny(method, **more):
 
 def encoder(seed=0):
     with seeded(seed, "tests", "encoder"):
-        return nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
+        )
 
 
 def pictures(count=6, seed=0):
@@ -39,8 +51,8 @@ def pictures(count=6, seed=0):
 
 
 def released(method, images, *, network=None, made=None, seed=0, work=None, amortizer=None):
-    knowledge = Knowledge(prior=made or prior(), amortizer=amortizer)
-    return method.release(network or encoder(), images, knowledge, seed=seed, work=work or NoWork())
+    assets = Assets(prior=made or prior(), amortizer=amortizer)
+    return method.release(network or encoder(), images, assets, seed=seed, work=work or NoWork())
 
 
 class Spread(nn.Module):
@@ -48,7 +60,9 @@ class Spread(nn.Module):
 
     def __init__(self, latent, seed=0):
         super().__init__()
-        self.register_buffer("mixing", torch.randn(768, latent, generator=torch.Generator().manual_seed(seed)) / 10)
+        self.register_buffer(
+            "mixing", torch.randn(768, latent, generator=torch.Generator().manual_seed(seed)) / 10
+        )
 
     def forward(self, latents):
         return 0.5 + (latents @ self.mixing.T).view(-1, *SHAPE)
@@ -59,7 +73,9 @@ class Reading(nn.Module):
 
     def __init__(self, features, seed=1):
         super().__init__()
-        self.register_buffer("rows", torch.randn(features, 768, generator=torch.Generator().manual_seed(seed)) / 28)
+        self.register_buffer(
+            "rows", torch.randn(features, 768, generator=torch.Generator().manual_seed(seed)) / 28
+        )
 
     def forward(self, images):
         return (images - 0.5).flatten(1) @ self.rows.T
@@ -68,12 +84,21 @@ class Reading(nn.Module):
 def linear_world(latent=4, features=7):
     """Enc∘G = K, a matrix: the inversion of F is K⁺F."""
     generator, network = Spread(latent), Reading(features)
-    made = Prior(generator=generator, critic=None, latent=latent, image_shape=SHAPE, saw=identity_hashes([]), key="linear")
+    made = Prior(
+        generator=generator,
+        critic=None,
+        latent=latent,
+        image_shape=SHAPE,
+        seen_identities=identity_hashes([]),
+        key="linear",
+    )
     return made, network, network.rows @ generator.mixing
 
 
 def craft_of(method, made, network, originals, seed=0):
-    craft = method._untouched(Inversion(network, made, method.scale, method.realism), None, originals, seed)
+    craft = method._untouched(
+        Inversion(network, made, method.scale, method.realism), None, originals, seed
+    )
     method._open(craft, seed)
     return craft
 
@@ -81,7 +106,7 @@ def craft_of(method, made, network, originals, seed=0):
 @pytest.mark.parametrize("method", METHODS)
 def test_off_releases_the_plain_features_to_the_bit(method):
     network, images = encoder(), pictures()
-    made = method(**method.off).release(network, images, Knowledge(), seed=0, work=NoWork())
+    made = method(**method.off).release(network, images, Assets(), seed=0, work=NoWork())
     with frozen(network), torch.no_grad():
         assert torch.equal(made.features, network(images))
     assert made.facts == ()
@@ -92,7 +117,9 @@ def test_off_releases_the_plain_features_to_the_bit(method):
 def test_networks_and_global_draws_are_left_as_they_were(method):
     network, made = encoder(), prior()
     network[1].weight.grad = torch.ones(6)
-    before = {id(m): {k: t.clone() for k, t in m.state_dict().items()} for m in (network, *made.modules)}
+    before = {
+        id(m): {k: t.clone() for k, t in m.state_dict().items()} for m in (network, *made.modules)
+    }
     state = torch.random.get_rng_state()
     images = pictures()
     out = released(tiny(method), images, network=network, made=made)
@@ -118,8 +145,14 @@ def undisturbed(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("died_after", [1, 2, 3, 5])
 def test_a_killed_release_ends_with_the_same_bytes(method, died_after):
-    chosen, images, whole = tiny(method, checkpoint_every=2, batch=3), pictures(6), undisturbed(method)
-    work = MemoryWork(saves_before_death=died_after)  # each of two batches saves its opening, its middle and its end
+    chosen, images, whole = (
+        tiny(method, checkpoint_every=2, batch=3),
+        pictures(6),
+        undisturbed(method),
+    )
+    work = MemoryWork(
+        saves_before_death=died_after
+    )  # each of two batches saves its opening, its middle and its end
     with pytest.raises(KilledError):
         released(chosen, images, work=work)
     work.left = None
@@ -130,7 +163,16 @@ def test_a_killed_release_ends_with_the_same_bytes(method, died_after):
 
 
 def test_a_release_killed_between_two_looks_ends_with_the_same_bytes():
-    chosen = tiny(Crafter, steps=24, checkpoint_every=7, critic_steps=1, inner_steps=1, terms=1, lr=0.05, tolerance=0.3)
+    chosen = tiny(
+        Crafter,
+        steps=24,
+        checkpoint_every=7,
+        critic_steps=1,
+        inner_steps=1,
+        terms=1,
+        lr=0.05,
+        tolerance=0.3,
+    )
     whole, work = released(chosen, pictures(3)), MemoryWork(saves_before_death=3)
     with pytest.raises(KilledError):
         released(chosen, pictures(3), work=work)
@@ -172,8 +214,12 @@ def test_batches_are_near_equal_and_on_their_own(method):
     made = released(chosen, images)
     assert [row["pictures"] for row in made.facts] == [3, 2, 2]
     first = released(chosen, images[:3])
-    assert torch.allclose(made.features[:3], first.features, atol=1e-6)  # the same seed, number and company
-    assert [row["pictures"] for row in released(chosen, images[:3]).facts] == [3]  # nobody is left alone
+    assert torch.allclose(
+        made.features[:3], first.features, atol=1e-6
+    )  # the same seed, number and company
+    assert [row["pictures"] for row in released(chosen, images[:3]).facts] == [
+        3
+    ]  # nobody is left alone
     assert not torch.equal(released(chosen, images, seed=1).features, made.features)
 
 
@@ -184,18 +230,40 @@ def test_facts_are_what_can_be_measured_from_outside(method):
     (row,) = out.facts
     with frozen(network), torch.no_grad():
         plain = network(images)
-    assert row["deviation"] == pytest.approx((out.features - plain).square().flatten(1).sum(1).mean().item() / plain[0].numel(), rel=1e-4)
+    assert row["deviation"] == pytest.approx(
+        (out.features - plain).square().flatten(1).sum(1).mean().item() / plain[0].numel(), rel=1e-4
+    )
     assert row["pictures"] == 5
     assert row["steps"] == 4
     own = {"residual_end", "gradient_end", "terms", "fewest_terms"} if method is Crafter else set()
-    assert set(row) == {"pictures", "steps", "emd_start", "emd_end", "deviation", "residual_start", "gradient_start"} | own
+    assert (
+        set(row)
+        == {
+            "pictures",
+            "steps",
+            "emd_start",
+            "emd_end",
+            "deviation",
+            "residual_start",
+            "gradient_start",
+        }
+        | own
+    )
     assert all(isinstance(value, float | int) for value in row.values())
 
 
 def test_the_gradient_in_a_linear_world():
     """∂/∂F of β‖F - F₀‖² / d - D(G(K⁺F)), the inversion written out."""
     made, network, matrix = linear_world()
-    method = tiny(Crafter, first_steps=400, beta=3.0, solver="conjugate_gradient", damping=0.0, terms=30, inner_momentum=0.5)
+    method = tiny(
+        Crafter,
+        first_steps=400,
+        beta=3.0,
+        solver="conjugate_gradient",
+        damping=0.0,
+        terms=30,
+        inner_momentum=0.5,
+    )
     originals = torch.randn(5, 7, generator=torch.Generator().manual_seed(4))
     craft = craft_of(method, made, network, originals)
     assert torch.allclose(craft.latents, originals @ torch.linalg.pinv(matrix).T, atol=1e-3)
@@ -204,7 +272,9 @@ def test_the_gradient_in_a_linear_world():
     craft.latents = moved @ torch.linalg.pinv(matrix).T
     found = method.slope(craft)
     leaf = moved.clone().requires_grad_()
-    loss = 3.0 * (leaf - originals).square().sum(1) / 7 - craft.judge.opinion(made.images(leaf @ torch.linalg.pinv(matrix).T))
+    loss = 3.0 * (leaf - originals).square().sum(1) / 7 - craft.judge.opinion(
+        made.images(leaf @ torch.linalg.pinv(matrix).T)
+    )
     (expected,) = torch.autograd.grad(loss.sum(), leaf)
     assert torch.allclose(found, expected, rtol=1e-3, atol=1e-5)
     assert 4 <= craft.facts["terms"] < 30  # about as many as the latent has directions
@@ -218,7 +288,9 @@ def test_the_latent_gradient_by_hand():
     method = tiny(CrafterZ, beta=2.0)
     craft = craft_of(method, made, network, originals)
     latents = craft.free.detach()
-    opinion = torch.autograd.functional.jacobian(lambda z: craft.judge.opinion(made.images(z)).sum(), latents)
+    opinion = torch.autograd.functional.jacobian(
+        lambda z: craft.judge.opinion(made.images(z)).sum(), latents
+    )
     expected = 2.0 * 2 / 7 * (latents @ matrix.T - originals) @ matrix - opinion
     assert torch.allclose(method.slope(craft), expected, rtol=1e-3, atol=1e-5)
 
@@ -227,7 +299,10 @@ def test_beta_decides_between_use_and_protection():
     images = pictures(8)
     settings = {"steps": 12, "lr": 0.01, "first_steps": 80}
     for method in METHODS:
-        useful, hidden = (released(tiny(method, **settings, beta=beta), images).facts[0]["deviation"] for beta in (1e4, 0.0))
+        useful, hidden = (
+            released(tiny(method, **settings, beta=beta), images).facts[0]["deviation"]
+            for beta in (1e4, 0.0)
+        )
         assert useful < 0.5 * hidden
 
 
@@ -238,8 +313,16 @@ def test_an_inversion_of_crafted_features_finds_somebody_else():
     with frozen(made.generator), torch.no_grad():
         latents = 2.0 + 0.1 * torch.randn(12, 6, generator=torch.Generator().manual_seed(3))
         images = made.images(latents)
-    settings = TINY | {"steps": 40, "critic_steps": 5, "critic_width": 8, "first_steps": 100, "index_steps": 60}
-    out = released(Crafter(**settings, beta=5.0, lr=0.003, critic_lr=5e-3), images, network=network, made=made)
+    settings = TINY | {
+        "steps": 40,
+        "critic_steps": 5,
+        "critic_width": 8,
+        "first_steps": 100,
+        "index_steps": 60,
+    }
+    out = released(
+        Crafter(**settings, beta=5.0, lr=0.003, critic_lr=5e-3), images, network=network, made=made
+    )
     (row,) = out.facts
     assert row["emd_end"] < 0.4 * row["emd_start"]
     with frozen(network, made.generator):
@@ -256,7 +339,9 @@ def test_an_inversion_of_crafted_features_finds_somebody_else():
 
 def rebuilt_error(network, made, features, images):
     """Mean squared error of what another inversion, from other starts and by Adam, makes of features."""
-    latents = torch.randn(len(features), 6, generator=torch.Generator().manual_seed(9)).requires_grad_()
+    latents = torch.randn(
+        len(features), 6, generator=torch.Generator().manual_seed(9)
+    ).requires_grad_()
     rule = torch.optim.Adam([latents], lr=0.1)
     for _ in range(150):
         loss = (network(made.images(latents)) - features).square().sum()
@@ -302,7 +387,13 @@ def test_cold_inversions_begin_at_a_guess_each_time(warm, calls):
             return super().forward(features)
 
     images = made.images(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
-    released(tiny(Crafter, amortized=True, warm=warm), images, network=network, made=made, amortizer=Counting(7, 4))
+    released(
+        tiny(Crafter, amortized=True, warm=warm),
+        images,
+        network=network,
+        made=made,
+        amortizer=Counting(7, 4),
+    )
     assert Counting.asked == calls  # once for the plain features, once after each of four steps
 
 
@@ -340,17 +431,26 @@ def test_refusals(method):
     images = pictures()
     chosen = tiny(method)
     name = chosen.name
-    with pytest.raises(ConfigError, match=rf"{name} compares sets of pictures and needs at least 2, got 1: protect several together"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name} compares sets of pictures and needs at least 2, got 1: protect several together",
+    ):
         released(chosen, images[:1])
-    with pytest.raises(ConfigError, match=rf"{name} needs the prior, and none is given: pass prior=\.\.\."):
-        chosen.release(encoder(), images, Knowledge(), seed=0, work=NoWork())
+    with pytest.raises(
+        ConfigError, match=rf"{name} needs the prior, and none is given: pass prior=\.\.\."
+    ):
+        chosen.release(encoder(), images, Assets(), seed=0, work=NoWork())
     with pytest.raises(ConfigError, match=rf"{name} needs the amortizer, and none is given"):
         released(replace(chosen, amortized=True), images)
     with pytest.raises(
-        ConfigError, match="the prior makes pictures of 3×32×32 and the encoder takes 3×16×16: use a prior of the data's own shape"
+        ConfigError,
+        match="the prior makes pictures of 3×32×32 and the encoder takes 3×16×16: use a prior of the data's own shape",
     ):
         released(chosen, images, made=prior((3, 32, 32)))
-    with pytest.raises(ConfigError, match=f"the critic of {name} takes square pictures of 8, 16, 32, ... pixels, got 12×12"):
+    with pytest.raises(
+        ConfigError,
+        match=f"the critic of {name} takes square pictures of 8, 16, 32, ... pixels, got 12×12",
+    ):
         released(chosen, images[:, :, :12, :12], made=prior((3, 12, 12)))
     with pytest.raises(ConfigError, match="also takes a label: use another, such as wgan"):
         released(chosen, images, made=conditional_prior("label"))
@@ -384,7 +484,8 @@ def test_what_is_not_finite_is_an_error(method, wrong):
     made, network, _ = linear_world()  # nothing here is squashed
     images = made.images(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(
-        RunError, match=rf"{method.name}: .*not finite.*: lower inner_lr, alpha, lr or critic_lr; the last good checkpoint is kept"
+        RunError,
+        match=rf"{method.name}: .*not finite.*: lower inner_lr, alpha, lr or critic_lr; the last good checkpoint is kept",
     ):
         released(tiny(method, **wrong), images, network=network, made=made)
 
@@ -395,12 +496,31 @@ def test_published_sizes(method):
     made = method(**sizes)
     assert "paper" in why
     assert made.amortized
-    assert (made.batch, made.critic_width, made.critic_steps, made.critic_batch, made.critic_lr) == (128, 64, 10, 32, 5e-4)
+    assert (
+        made.batch,
+        made.critic_width,
+        made.critic_steps,
+        made.critic_batch,
+        made.critic_lr,
+    ) == (128, 64, 10, 32, 5e-4)
     if method is Crafter:
-        assert (made.steps, made.alpha, made.terms, made.inner_steps, made.lr, made.penalty) == (450, 1e-3, 120, 80, 0.01, 20.0)
+        assert (made.steps, made.alpha, made.terms, made.inner_steps, made.lr, made.penalty) == (
+            450,
+            1e-3,
+            120,
+            80,
+            0.01,
+            20.0,
+        )
         assert made.scale == 2000 / 128
     else:
-        assert (made.steps, made.first_steps, made.lr, made.penalty, made.beta) == (500, 110, 0.005, 15.0, 20 / 16)
+        assert (made.steps, made.first_steps, made.lr, made.penalty, made.beta) == (
+            500,
+            110,
+            0.005,
+            15.0,
+            20 / 16,
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.errors import ModelError
+from frostglass.core.errors import ModelError
 from frostglass.models.base import Preprocess
 from frostglass.models.build import build
 from frostglass.models.cut import channel_axis, cut, halves
-from frostglass.runtime import frozen
+from frostglass.runtime.freezing import frozen
 from worlds import target
 
 SMALL = {
@@ -58,7 +58,9 @@ def test_a_residual_network_can_be_cut_wherever_no_skip_is_split():
     inside = {"norm1", "relu1", "conv1", "norm2", "relu2", "conv2", "project"}
     whole_until = {f"stage{stage}.0.{layer}" for stage in (2, 3) for layer in ("norm1", "relu1")}
     blocks = [name for name, _ in module.named_modules() if name.count(".") == 1]
-    expected = {f"{block}.{layer}" for block in blocks for layer in inside} & {name for name, _ in module.named_modules()}
+    expected = {f"{block}.{layer}" for block in blocks for layer in inside} & {
+        name for name, _ in module.named_modules()
+    }
     assert set(refused) == expected - whole_until
 
 
@@ -105,7 +107,14 @@ def test_advlearns_resnet50():
     for tap, feature in taps.items():
         parts = cut(module, tap, shape)
         assert parts.feature_shape == feature
-        assert sum(weight.numel() for half in (parts.encoder, parts.rest) for weight in half.parameters()) == total
+        assert (
+            sum(
+                weight.numel()
+                for half in (parts.encoder, parts.rest)
+                for weight in half.parameters()
+            )
+            == total
+        )
     assert_whole(module, parts, shape)
 
 
@@ -121,7 +130,9 @@ def test_a_transformer_is_cut_into_tokens():
 def test_each_half_has_its_own_weights_which_are_the_networks():
     module, shape = made("resnet")
     parts = cut(module, "stage1", shape)
-    ours, theirs = ({id(weight) for weight in half.parameters()} for half in (parts.encoder, parts.rest))
+    ours, theirs = (
+        {id(weight) for weight in half.parameters()} for half in (parts.encoder, parts.rest)
+    )
     assert not ours & theirs
     assert ours | theirs == {id(weight) for weight in module.parameters()}
     before = parts.encoder(pictures(shape))
@@ -167,7 +178,10 @@ def test_a_network_that_cannot_be_traced_is_cut_by_running_it():
     assert type(parts.encoder).__name__ == "_Until"
     assert_whole(module, parts, (3, 8, 8))
     assert not module.norm._forward_hooks
-    with pytest.raises(ModelError, match="a cut at 'norm' splits a skip connection: later layers of Branching also read what came before"):
+    with pytest.raises(
+        ModelError,
+        match="a cut at 'norm' splits a skip connection: later layers of Branching also read what came before",
+    ):
         cut(Branching(skip=True), "norm", (3, 8, 8))
 
 
@@ -211,7 +225,9 @@ class Counting(nn.Module):
 
 class Patches(nn.Module):
     def forward(self, images):
-        return images.flatten(2).transpose(1, 2).flatten(0, 1)  # a row for each pixel of each picture
+        return (
+            images.flatten(2).transpose(1, 2).flatten(0, 1)
+        )  # a row for each pixel of each picture
 
 
 class Rows(nn.Module):
@@ -221,13 +237,21 @@ class Rows(nn.Module):
 
 def test_places_that_cannot_be_cut():
     module, shape = made("resnet")
-    with pytest.raises(ModelError, match=r"Sequential has no layer named 'stage9': did you mean .*'stage[123]'"):
+    with pytest.raises(
+        ModelError, match=r"Sequential has no layer named 'stage9': did you mean .*'stage[123]'"
+    ):
         cut(module, "stage9", shape)
     row = nn.Sequential(Patches(), Rows(), nn.Linear(3, 5))
-    with pytest.raises(ModelError, match=r"'0' puts out \(128, 3\) for 2 images: cut behind a layer that makes one feature an image"):
+    with pytest.raises(
+        ModelError,
+        match=r"'0' puts out \(128, 3\) for 2 images: cut behind a layer that makes one feature an image",
+    ):
         cut(row, "0", (3, 8, 8))
     odd = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 5), Counting())
-    with pytest.raises(ModelError, match="Sequential cut at '1' answers otherwise than the whole network: cut it behind another layer"):
+    with pytest.raises(
+        ModelError,
+        match="Sequential cut at '1' answers otherwise than the whole network: cut it behind another layer",
+    ):
         cut(odd, "1", (3, 8, 8))
     twice = nn.Linear(6, 6)
     with pytest.raises(ModelError, match="'0' runs 2 times for one batch"):
@@ -260,7 +284,10 @@ def test_a_target_says_where_it_is_cut():
     from dataclasses import replace
 
     whole = target()
-    with pytest.raises(ModelError, match="this target is not cut: name the layer behind which its features leave the device"):
+    with pytest.raises(
+        ModelError,
+        match="this target is not cut: name the layer behind which its features leave the device",
+    ):
         halves(whole)
     parts = halves(replace(whole, cut="2"))
     assert parts.feature_shape == (8, 8, 8)

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.errors import ConfigError, RunError
-from frostglass.models.perceptual import perceptual_distance
-from frostglass.priors.decoder import (
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.networks.decoder import (
     ChannelsFirst,
     DecoderGame,
     TokenMaps,
@@ -19,8 +18,9 @@ from frostglass.priors.decoder import (
     pixel_distance,
     standardised,
 )
+from frostglass.networks.perceptual import perceptual_distance
 from frostglass.priors.wgan import build_generator
-from frostglass.runtime import seeded
+from frostglass.runtime.seeding import seeded
 from worlds import SHAPE, same_weights
 from worlds import target as a_target
 
@@ -71,7 +71,15 @@ def layers(module, *kinds):
                 (
                     layer.in_channels,
                     layer.out_channels,
-                    *(x[0] for x in (layer.kernel_size, layer.stride, layer.padding, layer.output_padding)),
+                    *(
+                        x[0]
+                        for x in (
+                            layer.kernel_size,
+                            layer.stride,
+                            layer.padding,
+                            layer.output_padding,
+                        )
+                    ),
                 )
             )
         elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Sigmoid, nn.Conv2d)):
@@ -91,7 +99,9 @@ def test_advlearns_figure_at_224_pixels():
     assert decoder(torch.empty(2, 1000, device="meta")).shape == (2, 3, 224, 224)
 
 
-@pytest.mark.parametrize(("side", "first"), [(32, (8, 4)), (64, (16, 4)), (128, (32, 4)), (256, (32, 4)), (448, (32, 7))])
+@pytest.mark.parametrize(
+    ("side", "first"), [(32, (8, 4)), (64, (16, 4)), (128, (32, 4)), (256, (32, 4)), (448, (32, 7))]
+)
 def test_advlearns_figure_at_other_sizes_has_its_last_stages(side, first):
     with torch.device("meta"):
         decoder = build_decoder((10,), (3, side, side), width=2, form="adv_learn")
@@ -149,13 +159,20 @@ def test_nothing_cannot_be_decoded(shape):
         build_decoder(shape, (3, 32, 32))
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((7, 5), 1), ((7, 4, 5), 2), ((7, 5, 3, 3), 1), ((7, 3, 3, 5), 3), ((7, 3, 3, 3), 1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((7, 5), 1), ((7, 4, 5), 2), ((7, 5, 3, 3), 1), ((7, 3, 3, 5), 3), ((7, 3, 3, 3), 1)],
+)
 def test_standardised_features_have_mean_0_and_variance_1_in_each_channel(shape, axis):
     features = 3 + 5 * noise(*shape, dtype=torch.double)
     rows = standardised(features).movedim(axis, 0).flatten(1)
     reference = features.movedim(axis, 0).flatten(1)
     slow = torch.stack(
-        [(row - row.mean()) / (row.var(correction=0) + 1e-3 * reference.var(1, correction=0).mean()).sqrt() for row in reference]
+        [
+            (row - row.mean())
+            / (row.var(correction=0) + 1e-3 * reference.var(1, correction=0).mean()).sqrt()
+            for row in reference
+        ]
     )
     torch.testing.assert_close(rows, slow)
     assert rows.mean(1).abs().max() < 1e-12
@@ -194,14 +211,21 @@ def test_a_faint_channel_stays_faint_and_a_dead_one_stays_zero():
 
 
 def test_gradients_of_standardised_features():
-    assert torch.autograd.gradcheck(standardised, noise(4, 3, 2, 2, dtype=torch.double).requires_grad_())
+    assert torch.autograd.gradcheck(
+        standardised, noise(4, 3, 2, 2, dtype=torch.double).requires_grad_()
+    )
 
 
 def test_the_two_pixel_distances():
     made, images = pictures(2, 3, 4, 4), pictures(2, 3, 4, 4, seed=1)
-    slow = sum((a - b) ** 2 for a, b in zip(made.flatten().tolist(), images.flatten().tolist(), strict=True))
+    slow = sum(
+        (a - b) ** 2
+        for a, b in zip(made.flatten().tolist(), images.flatten().tolist(), strict=True)
+    )
     assert pixel_distance(made, images, "mean_square").item() == pytest.approx(slow / 96, rel=1e-5)
-    assert pixel_distance(made, images, "batch_norm").item() == pytest.approx(math.sqrt(slow), rel=1e-5)
+    assert pixel_distance(made, images, "batch_norm").item() == pytest.approx(
+        math.sqrt(slow), rel=1e-5
+    )
     same = made.clone().requires_grad_()
     pixel_distance(same, made, "batch_norm").backward()
     assert same.grad.isfinite().all()
@@ -221,17 +245,34 @@ def test_the_decoders_loss_is_the_sum_of_its_parts():
         decoder = nn.Sequential(nn.Linear(5, 768), nn.Sigmoid(), nn.Unflatten(1, SHAPE))
         critic = nn.Sequential(nn.Flatten(), nn.Linear(768, 1))
     made = decoder(features)
-    loss = decoder_loss(made, images, adversarial=0.3, perceptual_weight=2.0, critic=critic, judge=judge(), norm="mean_square")
+    loss = decoder_loss(
+        made,
+        images,
+        adversarial=0.3,
+        perceptual_weight=2.0,
+        critic=critic,
+        judge=judge(),
+        norm="mean_square",
+    )
     likes = torch.sigmoid(critic(made))
-    slow = (made - images).square().mean() - 0.3 * likes.log().mean() + 2 * perceptual_distance(judge(), made, images).mean()
+    slow = (
+        (made - images).square().mean()
+        - 0.3 * likes.log().mean()
+        + 2 * perceptual_distance(judge(), made, images).mean()
+    )
     torch.testing.assert_close(loss, slow)
     assert torch.equal(decoder_loss(made, images), F.mse_loss(made, images))
 
 
 def test_a_weight_needs_its_network():
-    with pytest.raises(ConfigError, match="with an adversarial weight needs a critic, and none is given"):
+    with pytest.raises(
+        ConfigError, match="with an adversarial weight needs a critic, and none is given"
+    ):
         decoder_loss(noise(2, 4), noise(2, 4), adversarial=0.1)
-    with pytest.raises(ConfigError, match=r"with a perceptual weight needs a perceptual network, and none is given: pass judge=\.\.\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"with a perceptual weight needs a perceptual network, and none is given: pass judge=\.\.\.",
+    ):
         decoder_loss(noise(2, 4), noise(2, 4), perceptual_weight=0.1)
 
 
@@ -241,7 +282,9 @@ def test_the_critic_pulls_against_the_decoder():
     nn.init.constant_(critic[1].weight, 2.0)
     real, made = torch.full((3, 1, 1, 1), 1.5), torch.full((3, 1, 1, 1), -0.5).requires_grad_()
     loss = critic_loss(critic, real, made)
-    assert loss.item() == pytest.approx(-math.log(1 / (1 + math.exp(-3.0))) - math.log(1 - 1 / (1 + math.exp(1.0))), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        -math.log(1 / (1 + math.exp(-3.0))) - math.log(1 - 1 / (1 + math.exp(1.0))), rel=1e-5
+    )
     assert loss < critic_loss(critic, made.detach(), real)
     loss.backward()
     assert made.grad is None  # nothing of it reaches the decoder
@@ -272,7 +315,15 @@ def test_it_learns():
     assert sum(losses[-10:]) / 10 < 0.4 * guess
 
 
-@pytest.mark.parametrize("more", [{}, {"adversarial": 0.1}, {"perceptual_weight": 0.5, "judge": judge()}, {"norm": "batch_norm"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"adversarial": 0.1},
+        {"perceptual_weight": 0.5, "judge": judge()},
+        {"norm": "batch_norm"},
+    ],
+)
 def test_it_goes_on_from_a_checkpoint_with_the_same_weights(more):
     whole, killed, resumed = (game(**more) for _ in range(3))
     list(played(whole, 4))
@@ -303,13 +354,17 @@ def test_it_stands_still_between_its_steps():
 def test_a_loss_that_is_not_finite_is_not_passed_over():
     some = game()
     with pytest.raises(
-        RunError, match="the decoder that learns to rebuild pictures from features has a loss of nan: lower its learning rate"
+        RunError,
+        match="the decoder that learns to rebuild pictures from features has a loss of nan: lower its learning rate",
     ):
         some.step(torch.full((2, 4, 4, 4), float("nan")), pictures(2, 3, 16, 16))
 
 
 def test_a_critic_needs_pictures_it_can_judge():
-    with pytest.raises(ConfigError, match=r"a decoder's critic needs pictures of 8 pixels a side or more, got \(3, 6, 16\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a decoder's critic needs pictures of 8 pixels a side or more, got \(3, 6, 16\)",
+    ):
         DecoderGame((4,), (3, 6, 16), width=2, adversarial=0.1)
     for side in (8, 12, 50):
         some = DecoderGame((4,), (3, side, side + 3), width=2, adversarial=0.1)

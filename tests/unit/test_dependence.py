@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from frostglass.defenses.dependence import centred, coco, gaussian_gram, hsic_nocco, hsic_trace, linear_gram, measure, normalised
+from frostglass.defenses.training._dependence import (
+    centred,
+    coco,
+    gaussian_gram,
+    hsic_nocco,
+    hsic_trace,
+    linear_gram,
+    measure,
+    normalised,
+)
 
 MEASURES = ("hsic_nocco", "hsic_trace", "coco_frobenius", "coco_spectral")
 
@@ -34,7 +43,10 @@ def one_sided(gram):
     """K H, which is not symmetric."""
     size = len(gram)
     means = [sum(row) / size for row in gram.tolist()]
-    return torch.tensor([[gram[i, j].item() - means[i] for j in range(size)] for i in range(size)], dtype=torch.float64)
+    return torch.tensor(
+        [[gram[i, j].item() - means[i] for j in range(size)] for i in range(size)],
+        dtype=torch.float64,
+    )
 
 
 def two_sided(gram):
@@ -45,7 +57,9 @@ def two_sided(gram):
 def slow_nocco(one, other, epsilon=1e-5):
     def ratio(gram):
         half = one_sided(gram)
-        return half @ torch.linalg.inv(half + epsilon * len(gram) * torch.eye(len(gram), dtype=torch.float64))
+        return half @ torch.linalg.inv(
+            half + epsilon * len(gram) * torch.eye(len(gram), dtype=torch.float64)
+        )
 
     return torch.trace(ratio(one) @ ratio(other)).item()
 
@@ -78,7 +92,9 @@ def two_variables(m=12):
 @pytest.mark.parametrize("sigma", [0.3, 5.0])
 def test_gaussian_kernel_is_the_double_loop(sigma):
     features = numbers(6, 2, 3, 3)
-    torch.testing.assert_close(gaussian_gram(features, sigma), slow_gaussian(features, sigma), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        gaussian_gram(features, sigma), slow_gaussian(features, sigma), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_gaussian_kernel_has_an_exact_diagonal_and_nothing_above_one():
@@ -91,7 +107,9 @@ def test_gaussian_kernel_has_an_exact_diagonal_and_nothing_above_one():
 def test_gaussian_kernel_of_single_precision_features_far_from_the_origin():
     features = numbers(16, 300) + 1000
     kept = features.float()
-    torch.testing.assert_close(gaussian_gram(kept), gaussian_gram(kept.double()).float(), rtol=0, atol=3e-7)
+    torch.testing.assert_close(
+        gaussian_gram(kept), gaussian_gram(kept.double()).float(), rtol=0, atol=3e-7
+    )
 
 
 def test_label_kernel_is_the_product_of_one_hot_rows():
@@ -109,7 +127,9 @@ def test_centring_is_multiplication_with_the_centring_matrix():
 def test_normalised_hsic_is_the_one_sided_inverse_of_the_published_code():
     one, other = two_variables()
     assert hsic_nocco(one, other).item() == pytest.approx(slow_nocco(one, other), rel=1e-9)
-    assert hsic_nocco(one, other, epsilon=1e-2).item() == pytest.approx(slow_nocco(one, other, 1e-2), rel=1e-9)
+    assert hsic_nocco(one, other, epsilon=1e-2).item() == pytest.approx(
+        slow_nocco(one, other, 1e-2), rel=1e-9
+    )
     assert abs(slow_nocco(one, other) - slow_nocco(one, other, 1e-2)) > 0.1
 
 
@@ -120,7 +140,9 @@ def test_normalised_hsic_is_right_in_single_precision():
     assert hsic_nocco(one, other).item() == pytest.approx(
         slow_nocco(gaussian_gram(images.double()), gaussian_gram(features.double())), rel=1e-4
     )
-    assert hsic_nocco(other, labels).item() == pytest.approx(slow_nocco(gaussian_gram(features.double()), labels.double()), rel=1e-4)
+    assert hsic_nocco(other, labels).item() == pytest.approx(
+        slow_nocco(gaussian_gram(features.double()), labels.double()), rel=1e-4
+    )
 
 
 def test_trace_hsic_is_the_sum_over_pairs_triples_and_quadruples():
@@ -162,8 +184,12 @@ def test_measures_are_symmetric_and_ignore_the_order_of_samples(name):
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     value = measure(name)(one, other)
     torch.testing.assert_close(measure(name)(other, one), value, rtol=1e-10, atol=0)
-    torch.testing.assert_close(measure(name)(one[order][:, order], other[order][:, order]), value, rtol=1e-10, atol=0)
-    assert abs(measure(name)(one[order][:, order], other) / value - 1) > 1e-4  # the pairing of samples does matter
+    torch.testing.assert_close(
+        measure(name)(one[order][:, order], other[order][:, order]), value, rtol=1e-10, atol=0
+    )
+    assert (
+        abs(measure(name)(one[order][:, order], other) / value - 1) > 1e-4
+    )  # the pairing of samples does matter
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -181,7 +207,9 @@ def test_gradients_agree_with_finite_differences(name):
     compare = measure(name, epsilon=1e-3)
     assert gradcheck(lambda z: compare(images, gaussian_gram(z, 1.0)), features)
     assert gradcheck(lambda z: compare(gaussian_gram(z, 1.0), labels), features)
-    assert gradcheck(lambda z: compare(gaussian_gram(z, 1.0), gaussian_gram(z.square(), 1.0)), features)
+    assert gradcheck(
+        lambda z: compare(gaussian_gram(z, 1.0), gaussian_gram(z.square(), 1.0)), features
+    )
 
 
 def test_gradient_of_the_kernel_agrees_with_finite_differences_also_where_samples_coincide():
@@ -227,7 +255,10 @@ def test_a_kernel_that_is_not_positive_gives_nan():
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_half_precision_and_autocast_are_computed_in_single(name):
-    features, images = numbers(16, 20, dtype=torch.float32), gaussian_gram(numbers(16, 9, seed=1, dtype=torch.float32))
+    features, images = (
+        numbers(16, 20, dtype=torch.float32),
+        gaussian_gram(numbers(16, 9, seed=1, dtype=torch.float32)),
+    )
     compare = measure(name)
     expected = compare(images, gaussian_gram(features))
     with torch.autocast("cpu", dtype=torch.bfloat16):

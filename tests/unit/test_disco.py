@@ -7,22 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.defenses.base import Batch, Moment, Size
+from frostglass.audit.pipeline import classifier
+from frostglass.core.errors import ConfigError
+from frostglass.core.types import Target
+from frostglass.defenses.base import Batch, Size, TrainingProgress
 from frostglass.defenses.compose import losses, prepare, problems
-from frostglass.defenses.disco import Disco, Pruned, Pruner, masked, scaled_gradient
-from frostglass.defenses.tiprdc import Tiprdc
-from frostglass.defenses.transfer import Transfer
-from frostglass.errors import ConfigError
-from frostglass.experiments.pipeline import classifier
-from frostglass.experiments.store import Store
+from frostglass.defenses.training.disco import Disco, Pruned, Pruner, masked, scaled_gradient
+from frostglass.defenses.training.tiprdc import Tiprdc
+from frostglass.defenses.training.transfer import Transfer
 from frostglass.models.build import build
 from frostglass.models.cut import halves
 from frostglass.models.taps import find_head, find_taps
 from frostglass.models.wrap import wrap
-from frostglass.priors.decoder import standardised
-from frostglass.runtime import capture, seeded
-from frostglass.training import Training, train_target
-from frostglass.types import Target
+from frostglass.networks.decoder import standardised
+from frostglass.runtime.hooks import capture
+from frostglass.runtime.seeding import seeded
+from frostglass.store.store import Store
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
 
 CUT = "2"
@@ -65,7 +67,11 @@ def test_of_64_channels_the_published_ratio_leaves_one_half():
 
 
 def test_a_mask_multiplies_whole_channels():
-    maps, vectors, mask = noise(2, 3, 4, 5), noise(2, 3), torch.rand(2, 3, generator=torch.Generator().manual_seed(1))
+    maps, vectors, mask = (
+        noise(2, 3, 4, 5),
+        noise(2, 3),
+        torch.rand(2, 3, generator=torch.Generator().manual_seed(1)),
+    )
     for n in range(2):
         for channel in range(3):
             assert torch.equal(masked(maps, mask)[n, channel], maps[n, channel] * mask[n, channel])
@@ -87,7 +93,7 @@ def test_each_network_feels_what_it_should():
     module, pruned = made.module.train(), made.module[2]
     module[3].p = 0.0  # dropout would draw anew for the reference
     opponent = defense.opponent(made, STRANGERS, None, seed=0)
-    opponent.turn(Moment(0, 4), 0)
+    opponent.turn(TrainingProgress(0, 4), 0)
     for some in (module, opponent.game.decoder):
         some.double()
     pictures, labels = images(8, 4).floats().double(), images(8, 4).labels
@@ -95,8 +101,16 @@ def test_each_network_feels_what_it_should():
     names = defense.taps(made)
     with capture(module, names) as tapped:
         logits = module(pictures)
-    terms = losses([defense], Batch(pictures, labels, logits, dict(tapped), Moment(0, 4)), [names], [opponent])
-    assert {name: term.weight for name, term in terms.items()} == {"cross_entropy": 1.0, "reconstruction": -alpha}
+    terms = losses(
+        [defense],
+        Batch(pictures, labels, logits, dict(tapped), TrainingProgress(0, 4)),
+        [names],
+        [opponent],
+    )
+    assert {name: term.weight for name, term in terms.items()} == {
+        "cross_entropy": 1.0,
+        "reconstruction": -alpha,
+    }
     sum(term.weight * term.value for term in terms.values()).backward()
     found = {name: weight.grad.clone() for name, weight in module.named_parameters()}
     module.zero_grad(set_to_none=True)
@@ -155,10 +169,16 @@ def test_the_same_seed_makes_the_same_pruner_and_other_weights_stay():
     assert same_weights(one.module, other.module)
     assert not same_weights(one.module, Disco(**TINY).prepare(network(), seed=1).module)
     kept = plain.module.state_dict()
-    moved = {name.replace("stage2.inner.", "stage2."): tensor for name, tensor in one.module.state_dict().items() if ".pruner." not in name}
+    moved = {
+        name.replace("stage2.inner.", "stage2."): tensor
+        for name, tensor in one.module.state_dict().items()
+        if ".pruner." not in name
+    }
     assert moved.keys() == kept.keys()
     assert all(torch.equal(moved[name], kept[name]) for name in kept)
-    one.module.load_state_dict(Disco(**TINY).prepare(network(), seed=9).module.state_dict())  # names and shapes are those of any other
+    one.module.load_state_dict(
+        Disco(**TINY).prepare(network(), seed=9).module.state_dict()
+    )  # names and shapes are those of any other
 
 
 def test_layers_inside_the_cut_keep_their_meaning():
@@ -195,7 +215,9 @@ def turned(turn):
     with seeded(0):
         module = nn.Sequential(nn.Conv2d(3, 6, 1), Turned(turn), nn.Flatten(), nn.LazyLinear(4))
         module(torch.zeros(2, 3, 16, 16))
-    return Target(module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head="3", cut="1")
+    return Target(
+        module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head="3", cut="1"
+    )
 
 
 TURNS = {
@@ -219,7 +241,9 @@ def test_channels_are_pruned_wherever_they_stand(kind):
     for channel in range(6):
         one, whole = (values.movedim(1 + axis, 1)[:, channel] for values in (out, plain))
         torch.testing.assert_close(one, whole * mask[:, channel].reshape(-1, *[1] * (one.ndim - 1)))
-    assert ((mask > 0.5).sum(1) == 2).all()  # half of six are below the threshold, which stands at one half itself
+    assert (
+        (mask > 0.5).sum(1) == 2
+    ).all()  # half of six are below the threshold, which stands at one half itself
 
 
 @pytest.mark.parametrize("kind", TURNS)
@@ -227,13 +251,18 @@ def test_training_prunes_channels_wherever_they_stand(kind):
     disco = Disco(ratio=0.5, **TINY)
     made = disco.prepare(turned(TURNS[kind][0]), seed=0)
     opponent = disco.opponent(made, STRANGERS, None, seed=0)
-    opponent.turn(Moment(0, 1), 0)
+    opponent.turn(TrainingProgress(0, 1), 0)
     pictures = images(4, 4).floats()
     with capture(made.module, disco.taps(made)) as tapped:
         logits = made.module.train()(pictures)
-    (term,) = opponent.losses(Batch(pictures, torch.zeros(4).long(), logits, tapped, Moment(0, 1))).values()
+    (term,) = opponent.losses(
+        Batch(pictures, torch.zeros(4).long(), logits, tapped, TrainingProgress(0, 1))
+    ).values()
     term.value.backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in made.module[1].pruner.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.isfinite().all()
+        for weight in made.module[1].pruner.parameters()
+    )
 
 
 def test_what_has_no_channels_cannot_be_pruned():
@@ -248,7 +277,12 @@ def test_a_cut_behind_which_nothing_comes_is_told():
     made = Disco(**TINY).prepare(network(cut="head"), seed=0)
     message = "nothing comes after head, so that what leaves are the answers, and no server is needed: cut behind an earlier layer"
     assert Disco(**TINY).problems(made, Size(48, 16, 4)) == [message]
-    assert Disco(**TINY).problems(Disco(**TINY).prepare(network(cut="stage3"), seed=0), Size(48, 16, 4)) == []
+    assert (
+        Disco(**TINY).problems(
+            Disco(**TINY).prepare(network(cut="stage3"), seed=0), Size(48, 16, 4)
+        )
+        == []
+    )
 
 
 def test_no_other_defense_freezes_its_pruner():
@@ -262,10 +296,14 @@ def test_no_other_defense_freezes_its_pruner():
     assert problems([Disco(**TINY)], made, size) == [
         "disco: another defense froze its pruner: freeze fewer layers, or cut behind a later one"
     ]
-    assert problems([Disco()], target(), size) == ["disco: needs to know where the network is cut: set target.cut"]
+    assert problems([Disco()], target(), size) == [
+        "disco: needs to know where the network is cut: set target.cut"
+    ]
 
 
-@pytest.mark.parametrize("more", [{}, {"restart_every": 2, "ratio": 0.5}, Disco.variants["crafter"][1], {"alpha": 0.0}])
+@pytest.mark.parametrize(
+    "more", [{}, {"restart_every": 2, "ratio": 0.5}, Disco.variants["crafter"][1], {"alpha": 0.0}]
+)
 def test_a_killed_training_goes_on_to_the_same_bytes(more):
     def train(work):
         return train_target(CONFIG, split(), [Disco(**TINY | more)], seed=0, work=work)
@@ -277,19 +315,29 @@ def test_a_killed_training_goes_on_to_the_same_bytes(more):
     resumed = train(work)
     assert same_weights(whole.module, resumed.module)
     assert whole.info == resumed.info
-    assert whole.info["facts"]["disco"] == {"cut": "stage2", "below_threshold": 4 if "ratio" in more else 7}
+    assert whole.info["facts"]["disco"] == {
+        "cut": "stage2",
+        "below_threshold": 4 if "ratio" in more else 7,
+    }
     assert ("reconstruction" in whole.info["history"][0]) == (more.get("alpha") != 0.0)
 
 
-@pytest.mark.parametrize("defense", [Disco(**TINY), Tiprdc(epochs=1, reader_width=2)], ids=lambda defense: defense.name)
+@pytest.mark.parametrize(
+    "defense", [Disco(**TINY), Tiprdc(epochs=1, reader_width=2)], ids=lambda defense: defense.name
+)
 def test_a_stored_network_comes_back_as_it_was(defense, tmp_path):
-    made, read = (classifier(Store(tmp_path / "store"), replace(CONFIG, epochs=1), split(), [defense], seed=0) for _ in range(2))
+    made, read = (
+        classifier(Store(tmp_path / "store"), replace(CONFIG, epochs=1), split(), [defense], seed=0)
+        for _ in range(2)
+    )
     assert made.module is not read.module
     assert same_weights(made.module, read.module)
     assert (read.cut, read.head, read.taps) == (made.cut, made.head, made.taps)
     pictures = images(4, 4).floats()
     with torch.no_grad():
-        assert torch.equal(halves(made).encoder.eval()(pictures), halves(read).encoder.eval()(pictures))
+        assert torch.equal(
+            halves(made).encoder.eval()(pictures), halves(read).encoder.eval()(pictures)
+        )
 
 
 def test_alpha_zero_still_prunes_and_ratio_zero_does_not():
@@ -301,26 +349,51 @@ def test_alpha_zero_still_prunes_and_ratio_zero_does_not():
     assert pruning.replaces() == {"training of the encoder"}
     assert not pruning.couples_samples()
     with pytest.raises(
-        ConfigError, match=r"alpha 0\.4 is felt by a pruner, and ratio 0 puts in none: give a ratio above 0, or alpha 0 too"
+        ConfigError,
+        match=r"alpha 0\.4 is felt by a pruner, and ratio 0 puts in none: give a ratio above 0, or alpha 0 too",
     ):
         Disco(ratio=0.0)
 
 
-@pytest.mark.parametrize("bad", [{"ratio": 1.0}, {"ratio": -0.1}, {"alpha": 1.1}, {"temperature": 0.0}, {"decoder_lr": float("inf")}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ratio": 1.0},
+        {"ratio": -0.1},
+        {"alpha": 1.1},
+        {"temperature": 0.0},
+        {"decoder_lr": float("inf")},
+    ],
+)
 def test_bad_parameters(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Disco(**bad)
 
 
 def test_only_the_second_half_may_be_selected():
-    assert [Disco().settled(Moment(epoch, 4)) for epoch in range(4)] == [False, False, True, True]
-    assert Disco(alpha=0.0).settled(Moment(0, 4))
+    assert [Disco().at_full_strength(TrainingProgress(epoch, 4)) for epoch in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert Disco(alpha=0.0).at_full_strength(TrainingProgress(0, 4))
 
 
 def test_a_swins_maps_are_pruned_by_their_channels():
-    options = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
-    module = build("timm:swin_tiny_patch4_window7_224", classes=4, image_shape=(3, 32, 32), seed=0, **options)
-    made = Disco(ratio=0.5, **TINY).prepare(wrap(module, classes=4, image_shape=(3, 32, 32), cut="layers.0"), seed=0)
+    options = {
+        "img_size": 32,
+        "embed_dim": 12,
+        "depths": (1, 1),
+        "num_heads": (2, 2),
+        "window_size": 4,
+    }
+    module = build(
+        "timm:swin_tiny_patch4_window7_224", classes=4, image_shape=(3, 32, 32), seed=0, **options
+    )
+    made = Disco(ratio=0.5, **TINY).prepare(
+        wrap(module, classes=4, image_shape=(3, 32, 32), cut="layers.0"), seed=0
+    )
     assert halves(made).feature_shape == (8, 8, 12)
     assert made.module.layers[0].pruner.pruned == 6
     assert made.module.layers[0].pruner(noise(2, 8, 8, 12)).shape == (2, 12)

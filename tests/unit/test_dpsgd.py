@@ -11,16 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.defenses import compose, dpsgd
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.types import Target
+from frostglass.defenses import compose
 from frostglass.defenses.base import Size
-from frostglass.defenses.calor import Calor
-from frostglass.defenses.dpsgd import Dpsgd
-from frostglass.errors import ConfigError, RunError
+from frostglass.defenses.training import dpsgd
+from frostglass.defenses.training.calor import Calor
+from frostglass.defenses.training.dpsgd import Dpsgd
 from frostglass.models.base import Preprocess
 from frostglass.models.build import build
 from frostglass.models.taps import find_head, find_taps
-from frostglass.runtime import frozen, optimizer_tensors, restore_optimizer, seeded
-from frostglass.types import Target
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import seeded
+from frostglass.runtime.tensors import optimizer_tensors, restore_optimizer
 from worlds import images, same_weights
 from worlds import target as tiny_target
 
@@ -31,7 +34,12 @@ def network(dtype=torch.float64):
     """Convolution, group norm and linear layers without dropout."""
     with seeded(0, "tests", "dpsgd"):
         net = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3, 2, 1), nn.Flatten(), nn.Linear(64, 4)
+            nn.Conv2d(3, 8, 3, 2, 1),
+            nn.GroupNorm(4, 8),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 4, 3, 2, 1),
+            nn.Flatten(),
+            nn.Linear(64, 4),
         )
         for weight in net.parameters():
             weight.data += 0.1 * torch.randn(weight.shape)
@@ -44,8 +52,21 @@ def pictures(count=5, seed=0, side=16, dtype=torch.float64):
 
 
 def built(name, side=32, mean=None, **options):
-    module = build(name, classes=4, image_shape=(3, side, side), mean=mean, std=mean and (0.5,) * 3, seed=0, **options)
-    return Target(module=module, classes=tuple("abcd"), image_shape=(3, side, side), head=find_head(module, (3, side, side)))
+    module = build(
+        name,
+        classes=4,
+        image_shape=(3, side, side),
+        mean=mean,
+        std=mean and (0.5,) * 3,
+        seed=0,
+        **options,
+    )
+    return Target(
+        module=module,
+        classes=tuple("abcd"),
+        image_shape=(3, side, side),
+        head=find_head(module, (3, side, side)),
+    )
 
 
 def one_by_one(module, pixels, labels):
@@ -85,26 +106,39 @@ def gradients(module):
 
 
 def close(ours, theirs, tolerance=1e-9):
-    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(ours, theirs, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def test_clipped_gradient_is_the_one_taken_picture_by_picture():
     module, (pixels, labels) = network(), pictures()
     found = one_by_one(module, pixels, labels)
-    norms = sorted(math.sqrt(sum(part.square().sum().item() for part in gradient)) for gradient in found)
+    norms = sorted(
+        math.sqrt(sum(part.square().sum().item() for part in gradient)) for gradient in found
+    )
     clip = (norms[1] + norms[2]) / 2  # two of the five stay whole, three are cut
     private_step(Dpsgd(noise=0, clip=clip), module, pixels, labels)
-    assert close(gradients(module), [part / SIZE.batch for part in clipped_sum(found, clip)])  # by 8, not by the 5 that came
+    assert close(
+        gradients(module), [part / SIZE.batch for part in clipped_sum(found, clip)]
+    )  # by 8, not by the 5 that came
 
 
 def test_noise_is_sigma_times_clip_from_the_global_generator():
     module, (pixels, labels) = network(), pictures()
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.5)
     with seeded(3, "noise"):
-        noise = [torch.normal(0.0, 2.0 * 0.5, size=weight.shape, dtype=weight.dtype) for weight in module.parameters()]
+        noise = [
+            torch.normal(0.0, 2.0 * 0.5, size=weight.shape, dtype=weight.dtype)
+            for weight in module.parameters()
+        ]
     with seeded(3, "noise"):
         private_step(Dpsgd(noise=2.0, clip=0.5), module, pixels, labels)
-    assert close(gradients(module), [(part + drawn) / SIZE.batch for part, drawn in zip(expected, noise, strict=True)])
+    assert close(
+        gradients(module),
+        [(part + drawn) / SIZE.batch for part, drawn in zip(expected, noise, strict=True)],
+    )
 
 
 def test_noise_has_the_spread_it_says():
@@ -120,7 +154,10 @@ def test_an_empty_batch_is_a_step_of_noise_alone():
     module = network()
     before = deepcopy(module)
     with seeded(3, "noise"):
-        noise = [torch.normal(0.0, 1.0, size=weight.shape, dtype=weight.dtype) for weight in module.parameters()]
+        noise = [
+            torch.normal(0.0, 1.0, size=weight.shape, dtype=weight.dtype)
+            for weight in module.parameters()
+        ]
     with seeded(3, "noise"):
         private_step(Dpsgd(noise=1.0, clip=1.0), module, *pictures(0))
     moved = [old - new for old, new in zip(before.parameters(), module.parameters(), strict=True)]
@@ -131,9 +168,13 @@ def test_more_pictures_expected_than_there_are():
     """q is 1 then, and the sum is divided by the pictures there are."""
     module, (pixels, labels) = network(), pictures()
     expected = clipped_sum(one_by_one(module, pixels, labels), 1.0)
-    private_step(Dpsgd(noise=0, clip=1.0), module, pixels, labels, size=Size(records=5, batch=64, epochs=1))
+    private_step(
+        Dpsgd(noise=0, clip=1.0), module, pixels, labels, size=Size(records=5, batch=64, epochs=1)
+    )
     assert close(gradients(module), [part / 5 for part in expected])
-    assert [len(batch) for batch in Dpsgd().batches(labels, 64, torch.Generator().manual_seed(0))] == [5]
+    assert [
+        len(batch) for batch in Dpsgd().batches(labels, 64, torch.Generator().manual_seed(0))
+    ] == [5]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +187,11 @@ def test_more_pictures_expected_than_there_are():
 )
 def test_networks_that_add_in_place_keep_their_names_and_give_true_gradients(name, mean, options):
     plain = built(name, mean=mean, **options)
-    weights = {key: value.shape for key, value in plain.module.state_dict().items() if "running" not in key and "num_batches" not in key}
+    weights = {
+        key: value.shape
+        for key, value in plain.module.state_dict().items()
+        if "running" not in key and "num_batches" not in key
+    }
     defense = Dpsgd(noise=0, clip=0.1)
     ready = defense.prepare(plain, seed=0)
     assert ready.head == plain.head
@@ -175,7 +220,9 @@ def test_layers_opacus_has_no_formula_for():
         def forward(self, x):
             return x * self.scale
 
-    module = nn.Sequential(Scaled(), nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 4)).double()
+    module = nn.Sequential(
+        Scaled(), nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 4)
+    ).double()
     pixels, labels = pictures(3)
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.2)
     private_step(Dpsgd(noise=0, clip=0.2), module, pixels, labels)
@@ -216,7 +263,10 @@ def test_noise_inside_the_forward_pass():
     module, (pixels, labels) = network(torch.float32), pictures(2)
     module[-1] = NoisyHead(64, 4)
     defense = Dpsgd(noise=0, clip=0.3)
-    assert defense.problems(replace(tiny_target(), module=module, head="5.decode"), Size(1000, 8, 1)) == []
+    assert (
+        defense.problems(replace(tiny_target(), module=module, head="5.decode"), Size(1000, 8, 1))
+        == []
+    )
     module.double()
     with seeded(1, "code"):
         draws = torch.randn(2, 5, dtype=torch.float64)
@@ -235,7 +285,12 @@ def test_frozen_weights_are_neither_noised_nor_counted_in_the_norm():
     module[0].requires_grad_(False)
     module[1].requires_grad_(False).eval()
     before = deepcopy(module)
-    assert Dpsgd().problems(replace(tiny_target(), module=deepcopy(module).float(), head="5"), Size(1000, 8, 1)) == []
+    assert (
+        Dpsgd().problems(
+            replace(tiny_target(), module=deepcopy(module).float(), head="5"), Size(1000, 8, 1)
+        )
+        == []
+    )
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.1)
     optimizer = Dpsgd(noise=0, clip=0.1).optimizer(
         module, torch.optim.SGD(module.parameters(), lr=1.0), SIZE
@@ -254,7 +309,10 @@ def test_frozen_weights_are_neither_noised_nor_counted_in_the_norm():
 def residue(module):
     """What hangs on a network besides its weights."""
     layers = [set(vars(layer)) - set(vars(nn.Module())) for layer in module.modules()]
-    hooks = [len(layer._forward_hooks) + len(layer._backward_hooks) + len(layer._forward_pre_hooks) for layer in module.modules()]
+    hooks = [
+        len(layer._forward_hooks) + len(layer._backward_hooks) + len(layer._forward_pre_hooks)
+        for layer in module.modules()
+    ]
     return layers, hooks, [set(vars(weight)) for weight in module.parameters()]
 
 
@@ -329,7 +387,9 @@ def test_a_run_resumes_to_the_bit_with_and_without_fabric():
 
     def begin(wrapped):
         module = network(torch.float32)
-        optimizer = Dpsgd(noise=0.5).optimizer(module, torch.optim.AdamW(module.parameters(), lr=1e-2), Size(40, 3, 4))
+        optimizer = Dpsgd(noise=0.5).optimizer(
+            module, torch.optim.AdamW(module.parameters(), lr=1e-2), Size(40, 3, 4)
+        )
         if not wrapped:
             return module, module, optimizer, None
         fabric = Fabric(accelerator="cpu", devices=1)
@@ -344,7 +404,10 @@ def test_a_run_resumes_to_the_bit_with_and_without_fabric():
     assert same_weights(whole, bare)
     half, called, optimizer, fabric = begin(True)
     epochs(called, optimizer, 0, 2, fabric)
-    state, tensors = half.state_dict(), {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
+    state, tensors = (
+        half.state_dict(),
+        {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()},
+    )
     assert {name.split("/")[1] for name in tensors} == {"step", "exp_avg", "exp_avg_sq"}
     resumed, called, optimizer, fabric = begin(True)
     resumed.load_state_dict(state)
@@ -361,13 +424,23 @@ def test_poisson_sampling():
     assert all(torch.equal(a, b) for a, b in zip(draw[0], draw[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(draw[0], draw[2], strict=True))
     sizes = torch.tensor([len(batch) for batch in draw[0]]).double()
-    assert sizes.mean().item() == pytest.approx(50, abs=4 * math.sqrt(49.5 / 100))  # binomial: variance N q (1 - q) = 49.5
+    assert sizes.mean().item() == pytest.approx(
+        50, abs=4 * math.sqrt(49.5 / 100)
+    )  # binomial: variance N q (1 - q) = 49.5
     assert 30 < sizes.var().item() < 75  # fixed-size batches have 0
     times = torch.bincount(torch.cat(draw[0]), minlength=5000).double()
-    assert times.var().item() == pytest.approx(0.99, rel=0.1)  # a shuffled epoch has every picture exactly once
+    assert times.var().item() == pytest.approx(
+        0.99, rel=0.1
+    )  # a shuffled epoch has every picture exactly once
     assert all(len(batch) == len(batch.unique()) for batch in draw[0])
     assert len(Dpsgd().batches(labels[:5], 2, torch.Generator())) == 2
-    assert sum(len(batch) == 0 for batch in Dpsgd().batches(labels[:100], 1, torch.Generator().manual_seed(0))) > 20  # (1 - q)^N = 37 %
+    assert (
+        sum(
+            len(batch) == 0
+            for batch in Dpsgd().batches(labels[:100], 1, torch.Generator().manual_seed(0))
+        )
+        > 20
+    )  # (1 - q)^N = 37 %
 
 
 def integer_bound(noise, rate, steps, delta):
@@ -380,7 +453,11 @@ def integer_bound(noise, rate, steps, delta):
             for k in range(order + 1)
         ]  # fmt: skip
         renyi = np.logaddexp.reduce(terms) / (order - 1)
-        found.append(steps * renyi + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
+        found.append(
+            steps * renyi
+            + math.log1p(-1 / order)
+            - (math.log(delta) + math.log(order)) / (order - 1)
+        )
     return min(found)
 
 
@@ -392,8 +469,14 @@ def fractional_bound(noise, rate, steps, delta, orders):
     found = []
     for order in orders:
         exponent = density + order * ratio
-        renyi = (exponent.max() + math.log(np.trapezoid(np.exp(exponent - exponent.max()), x))) / (order - 1)
-        found.append(steps * renyi + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
+        renyi = (exponent.max() + math.log(np.trapezoid(np.exp(exponent - exponent.max()), x))) / (
+            order - 1
+        )
+        found.append(
+            steps * renyi
+            + math.log1p(-1 / order)
+            - (math.log(delta) + math.log(order)) / (order - 1)
+        )
     return min(found)
 
 
@@ -413,7 +496,9 @@ def test_epsilon_beside_bounds_written_out_here(batch, noise, orientation):
     whole = integer_bound(noise, rate, steps, 1e-5)
     assert whole == pytest.approx(orientation, rel=0.02)
     assert told["epsilon"] <= whole + 1e-6
-    assert told["epsilon"] == pytest.approx(fractional_bound(noise, rate, steps, 1e-5, [1 + k / 10 for k in range(1, 250)]), rel=0.005)
+    assert told["epsilon"] == pytest.approx(
+        fractional_bound(noise, rate, steps, 1e-5, [1 + k / 10 for k in range(1, 250)]), rel=0.005
+    )
     if noise == 1.0:
         tight = Dpsgd(noise=noise, accountant="prv").facts(tiny_target(), size)
         assert tight["accountant"] == "prv"
@@ -431,9 +516,14 @@ def test_what_a_reader_is_told():
     silent = Dpsgd(noise=0).facts(tiny_target(), size)
     assert silent["epsilon"] is None
     assert silent["note"] == "without noise there is no guarantee"
-    weak = Dpsgd(noise=0.05, accountant="prv").facts(tiny_target(), size)  # prv would ask for terabytes here
+    weak = Dpsgd(noise=0.05, accountant="prv").facts(
+        tiny_target(), size
+    )  # prv would ask for terabytes here
     assert (weak["accountant"], weak["epsilon"] > 1000) == ("rdp", True)
-    assert Dpsgd(noise=1.0, accountant="prv").facts(tiny_target(), Size(50, 64, 1))["accountant"] == "rdp"
+    assert (
+        Dpsgd(noise=1.0, accountant="prv").facts(tiny_target(), Size(50, 64, 1))["accountant"]
+        == "rdp"
+    )
     assert Dpsgd(**Dpsgd.off).facts(tiny_target(), size) == {}
 
 
@@ -443,16 +533,29 @@ def test_batch_norm_is_refused():
     assert compose.problems([Dpsgd(norm="keep")], target, Size(1000, 8, 1)) == [message]
     many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), Size(1000, 8, 1))
     assert "(bn1, layer1.0.bn1, layer1.0.bn2, layer1.1.bn1, layer1.1.bn2 and 15 more)" in many[0]
-    for both in ([Dpsgd(), Calor(rank=2, pre_norm=True)], [Calor(rank=2, pre_norm=True), Dpsgd()]):  # heads come first in any order
-        assert compose.problems(both, compose.prepare(both, tiny_target(), seed=0), Size(1000, 8, 1)) == []
+    for both in (
+        [Dpsgd(), Calor(rank=2, pre_norm=True)],
+        [Calor(rank=2, pre_norm=True), Dpsgd()],
+    ):  # heads come first in any order
+        assert (
+            compose.problems(both, compose.prepare(both, tiny_target(), seed=0), Size(1000, 8, 1))
+            == []
+        )
 
 
 def test_a_norm_with_one_value_a_group_is_refused():
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
-    (problem,) = Dpsgd().problems(Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0), Size(1000, 8, 1))
-    assert problem == "the norms 2 see one value at a time and would erase it: use another model or larger pictures"
+    (problem,) = Dpsgd().problems(
+        Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0), Size(1000, 8, 1)
+    )
+    assert (
+        problem
+        == "the norms 2 see one value at a time and would erase it: use another model or larger pictures"
+    )
     small = Dpsgd(norm="instance").prepare(built("timm:resnet18"), seed=0)
-    (problem,) = Dpsgd(noise=0, clip=None, norm="instance").problems(small, Size(1000, 8, 1))  # also where only the norms are changed
+    (problem,) = Dpsgd(noise=0, clip=None, norm="instance").problems(
+        small, Size(1000, 8, 1)
+    )  # also where only the norms are changed
     assert problem.startswith("the norms layer4.0.bn1, ")
     assert problem.endswith('use norm = "group"')
 
@@ -497,8 +600,14 @@ class Remembers(nn.Module):
     ("layer", "message"),
     [
         (MixesSamples(), "the logits of one picture depend on the others in its batch"),
-        (UsedFromOutside(), "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias"),
-        (SplitsPictures(), "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias"),
+        (
+            UsedFromOutside(),
+            "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias",
+        ),
+        (
+            SplitsPictures(),
+            "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias",
+        ),
         (Remembers(), "2.mean keep what the pictures show"),
         (nn.Sequential(nn.Unflatten(1, (8, 1)), nn.LSTM(1, 1)), "Opacus refuses a layer: "),
     ],
@@ -507,7 +616,9 @@ class Remembers(nn.Module):
 def test_networks_whose_pictures_cannot_be_told_apart_are_refused(layer, message):
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), layer, nn.Linear(8, 4))
     state = deepcopy(net.state_dict())
-    (problem,) = Dpsgd(norm="keep").problems(replace(tiny_target(), module=net, head="3"), Size(1000, 8, 1))
+    (problem,) = Dpsgd(norm="keep").problems(
+        replace(tiny_target(), module=net, head="3"), Size(1000, 8, 1)
+    )
     assert message in problem
     assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
     assert all(weight.grad is None for weight in net.parameters())
@@ -522,7 +633,9 @@ def test_the_trial_does_not_disturb_the_global_generator():
 
 @pytest.mark.parametrize(("norm", "groups"), [("group", 8), ("instance", 24)])
 def test_the_norm_swap_carries_weights_and_needs_no_seed(norm, groups):
-    net = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24, eps=1e-3), nn.Flatten(), nn.Linear(24 * 14 * 14, 4))
+    net = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24, eps=1e-3), nn.Flatten(), nn.Linear(24 * 14 * 14, 4)
+    )
     nn.init.normal_(net[1].weight)
     net[1].bias.requires_grad_(False)
     weight, bias = net[1].weight, net[1].bias
@@ -596,8 +709,13 @@ def without_opacus(monkeypatch):
 
 @pytest.mark.usefixtures("without_opacus")
 def test_without_opacus():
-    needs = pytest.raises(ConfigError, match=r"dpsgd needs Opacus \(.+\): install it with `pip install 'frostglass\[dp\]'`")
-    target = Dpsgd().prepare(tiny_target(), seed=0)  # a stored model can be built and attacked without it
+    needs = pytest.raises(
+        ConfigError,
+        match=r"dpsgd needs Opacus \(.+\): install it with `pip install 'frostglass\[dp\]'`",
+    )
+    target = Dpsgd().prepare(
+        tiny_target(), seed=0
+    )  # a stored model can be built and attacked without it
     with needs:
         Dpsgd().problems(target, Size(1000, 8, 1))
     with needs:

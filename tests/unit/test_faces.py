@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from frostglass.core.errors import ConfigError
+from frostglass.data._people import ATTRIBUTES, traits
 from frostglass.data.faces import PUBLIC_START, Faces, photograph
-from frostglass.data.people import ATTRIBUTES, traits
-from frostglass.errors import ConfigError
 
 
 def test_the_same_numbers_give_the_same_pictures_in_any_order_and_company():
@@ -29,14 +29,23 @@ def test_ten_thousand_people_are_distinct():
     who = torch.arange(10_000)
     pixels, _ = photograph(0, who, torch.zeros_like(who), 16)
     assert len(pixels.flatten(1).unique(dim=0)) == 10_000
-    shape = torch.stack([traits(0, who)[name] for name in ("width", "height", "jaw", "eye_gap", "nose_width", "mouth_width")], 1)
+    shape = torch.stack(
+        [
+            traits(0, who)[name]
+            for name in ("width", "height", "jaw", "eye_gap", "nose_width", "mouth_width")
+        ],
+        1,
+    )
     assert len((shape * 1000).round().unique(dim=0)) == 10_000
 
 
 def test_identity_traits_stay_and_moods_vary():
     who = torch.full((40,), 5)
     _, marks = photograph(0, who, torch.arange(40), 16)
-    fixed = [ATTRIBUTES.index(name) for name in ("glasses", "beard", "bald", "long_hair", "dark_skin", "freckles")]
+    fixed = [
+        ATTRIBUTES.index(name)
+        for name in ("glasses", "beard", "bald", "long_hair", "dark_skin", "freckles")
+    ]
     moving = [ATTRIBUTES.index(name) for name in ("smiling", "mouth_open")]
     assert (marks[:, fixed] == marks[0, fixed]).all()
     assert all(0 < marks[:, column].float().mean() < 1 for column in moving)

@@ -6,12 +6,26 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal, kl_divergence
+from torch.distributions import (
+    Categorical,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    kl_divergence,
+)
 
-from frostglass.attacks.families import Diagonal, Distribution, Family, Gaussian, Mixture, Point
-from frostglass.attacks.flow import Flow
-from frostglass.errors import ConfigError
-from frostglass.runtime import generator_for
+from frostglass.attacks._search.families import (
+    Diagonal,
+    Distribution,
+    Family,
+    Gaussian,
+    Mixture,
+    Point,
+)
+from frostglass.core.errors import ConfigError
+from frostglass.networks.flow import Flow
+from frostglass.runtime.seeding import generator_for
 
 SIZE = 5
 DISTRIBUTIONS: list[Distribution] = [
@@ -40,7 +54,9 @@ def normal_log_density(z):
 
 def torch_mixture(family, row):
     logits, means, log_variances = row.split([1, family.latent, family.latent], dim=1)
-    return MixtureSameFamily(Categorical(logits=logits[:, 0]), Independent(Normal(means, (log_variances / 2).exp()), 1))
+    return MixtureSameFamily(
+        Categorical(logits=logits[:, 0]), Independent(Normal(means, (log_variances / 2).exp()), 1)
+    )
 
 
 # What all have in common
@@ -59,13 +75,19 @@ def test_shapes_and_types(family):
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if not isinstance(f, Flow)], ids=repr)
 def test_a_double_state_gives_double_latents(family):
-    assert family.sample(moved(family), normals(3, 4, family.noise, dtype=torch.float32)).dtype == torch.double
+    assert (
+        family.sample(moved(family), normals(3, 4, family.noise, dtype=torch.float32)).dtype
+        == torch.double
+    )
 
 
 def test_a_flow_is_double_inside():
     family = Flow(SIZE, depth=2, hidden=4)
     assert family.begin(torch.zeros(2, SIZE)).dtype == torch.double
-    assert family.decode(family.begin(torch.zeros(2, SIZE)), torch.zeros(2, 3, SIZE))[0].dtype == torch.double
+    assert (
+        family.decode(family.begin(torch.zeros(2, SIZE)), torch.zeros(2, 3, SIZE))[0].dtype
+        == torch.double
+    )
 
 
 def test_a_point_has_no_density():
@@ -90,14 +112,22 @@ def test_the_state_is_not_the_centres_themselves(family):
     assert not centres.any()
 
 
-COMPANY = [Diagonal(20, clamp=1.0), Gaussian(20), Mixture(20, 3), Flow(20, depth=3, levels=3, hidden=30), Flow(7, depth=1, hidden=5)]
+COMPANY = [
+    Diagonal(20, clamp=1.0),
+    Gaussian(20),
+    Mixture(20, 3),
+    Flow(20, depth=3, levels=3, hidden=30),
+    Flow(7, depth=1, hidden=5),
+]
 
 
 def values_and_gradients(family, state, noise):
     """Samples, divergences and the gradients of both, of rows that were copied together."""
     state = state.clone().requires_grad_()
     values = family.sample(state, noise), family.kl(state, noise)
-    return *(value.detach() for value in values), *(torch.autograd.grad((value**2).sum(), state)[0] for value in values)
+    return *(value.detach() for value in values), *(
+        torch.autograd.grad((value**2).sum(), state)[0] for value in values
+    )
 
 
 @pytest.mark.parametrize("family", COMPANY, ids=repr)
@@ -108,7 +138,9 @@ def test_a_row_in_full_lanes_is_the_same_to_the_last_bit_in_any_company(family, 
     noise = normals(32, 6, family.noise, dtype=dtype)
     together = values_and_gradients(family, state, noise)
     for rows in (torch.arange(16), torch.arange(7, 23), torch.arange(31, 15, -1)):
-        for whole, part in zip(together, values_and_gradients(family, state[rows], noise[rows]), strict=True):
+        for whole, part in zip(
+            together, values_and_gradients(family, state[rows], noise[rows]), strict=True
+        ):
             assert torch.equal(whole[rows], part)
 
 
@@ -117,14 +149,22 @@ def test_a_row_alone_is_the_same_but_for_rounding(family):
     state, noise = moved(family, rows=5), normals(5, 6, family.noise)
     together = values_and_gradients(family, state, noise)
     for row in range(5):
-        for whole, alone in zip(together, values_and_gradients(family, state[row : row + 1], noise[row : row + 1]), strict=True):
-            assert torch.allclose(whole[row : row + 1], alone, rtol=1e-12, atol=1e-12 * whole[row].abs().max().item())
+        for whole, alone in zip(
+            together,
+            values_and_gradients(family, state[row : row + 1], noise[row : row + 1]),
+            strict=True,
+        ):
+            assert torch.allclose(
+                whole[row : row + 1], alone, rtol=1e-12, atol=1e-12 * whole[row].abs().max().item()
+            )
 
 
 @pytest.mark.parametrize("family", COMPANY, ids=repr)
 def test_the_gradient_of_a_row_stays_in_its_row(family):
     state, noise = moved(family, rows=5).requires_grad_(), normals(5, 6, family.noise)
-    (grad,) = torch.autograd.grad(family.sample(state, noise)[2].sum() + family.kl(state, noise)[2], state)
+    (grad,) = torch.autograd.grad(
+        family.sample(state, noise)[2].sum() + family.kl(state, noise)[2], state
+    )
     assert grad[2].any()
     assert not grad[[0, 1, 3, 4]].any()
 
@@ -147,13 +187,19 @@ def test_kl_falls_to_zero_from_a_displaced_start(family):
 @pytest.mark.parametrize("family", DISTRIBUTIONS, ids=repr)
 def test_gradients_of_kl(family):
     noise = normals(2, 3, family.noise)
-    assert torch.autograd.gradcheck(lambda state: family.kl(state, noise), moved(family, rows=2).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda state: family.kl(state, noise), moved(family, rows=2).requires_grad_()
+    )
 
 
-@pytest.mark.parametrize("family", [Point(SIZE), Diagonal(SIZE), Diagonal(SIZE, clamp=1.0), Gaussian(SIZE)], ids=repr)
+@pytest.mark.parametrize(
+    "family", [Point(SIZE), Diagonal(SIZE), Diagonal(SIZE, clamp=1.0), Gaussian(SIZE)], ids=repr
+)
 def test_gradients_of_samples(family):
     noise = normals(2, 3, family.noise)
-    assert torch.autograd.gradcheck(lambda state: family.sample(state, noise), moved(family, rows=2).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda state: family.sample(state, noise), moved(family, rows=2).requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
@@ -161,7 +207,8 @@ def test_gradients_of_samples(family):
 def test_noise_of_another_shape_is_refused(family, change):
     shape = tuple(a + b for a, b in zip((2, 3, family.noise), change, strict=True))
     with pytest.raises(
-        ConfigError, match=rf"{type(family).__name__} needs noise of shape \(2, samples, {family.noise}\), got .*: draw family.noise"
+        ConfigError,
+        match=rf"{type(family).__name__} needs noise of shape \(2, samples, {family.noise}\), got .*: draw family.noise",
     ):
         family.sample(family.begin(torch.zeros(2, SIZE)), torch.zeros(shape))
 
@@ -171,12 +218,23 @@ def test_noise_of_another_shape_is_refused(family, change):
 
 def test_a_point_is_its_own_sample():
     family, centres = Point(SIZE), normals(2, SIZE)
-    assert torch.equal(family.sample(family.begin(centres), torch.zeros(2, 3, 0)), centres[:, None].expand(2, 3, SIZE))
+    assert torch.equal(
+        family.sample(family.begin(centres), torch.zeros(2, 3, 0)),
+        centres[:, None].expand(2, 3, SIZE),
+    )
 
 
 def test_diagonal_start():
-    family, centres, noise = Diagonal(SIZE, log_variance=1.0), normals(2, SIZE), normals(2, 3, SIZE, seed=4)
-    assert torch.allclose(family.sample(family.begin(centres), noise), centres[:, None] + math.exp(0.5) * noise, rtol=1e-14)
+    family, centres, noise = (
+        Diagonal(SIZE, log_variance=1.0),
+        normals(2, SIZE),
+        normals(2, 3, SIZE, seed=4),
+    )
+    assert torch.allclose(
+        family.sample(family.begin(centres), noise),
+        centres[:, None] + math.exp(0.5) * noise,
+        rtol=1e-14,
+    )
 
 
 def test_diagonal_moments():
@@ -191,7 +249,9 @@ def test_diagonal_moments():
 def test_diagonal_kl():
     family = Diagonal(SIZE)
     state = moved(family, by=0.8)
-    expected = kl_divergence(Normal(state[:, 0], (state[:, 1] / 2).exp()), Normal(torch.zeros(()), torch.ones(()))).sum(1)
+    expected = kl_divergence(
+        Normal(state[:, 0], (state[:, 1] / 2).exp()), Normal(torch.zeros(()), torch.ones(()))
+    ).sum(1)
     assert torch.allclose(family.kl(state, normals(3, 1, SIZE)), expected, rtol=1e-12)
 
 
@@ -221,7 +281,10 @@ def test_clipped_coordinates_have_no_gradient():
         (lambda: Diagonal(3, log_variance=math.nan), "log_variance must lie in .*, got nan"),
         (lambda: Diagonal(3, clamp=-1.0), "clamp must be 0 .off. or positive, got -1.0"),
         (lambda: Mixture(3, components=0), "at least 1 component, got 0"),
-        (lambda: Flow(1, hidden=0), "a flow's latent must be at least 2, got 1; a flow's hidden must be at least 1, got 0"),
+        (
+            lambda: Flow(1, hidden=0),
+            "a flow's latent must be at least 2, got 1; a flow's hidden must be at least 1, got 0",
+        ),
     ],
 )
 def test_what_cannot_be(make, message):
@@ -234,7 +297,9 @@ def test_what_cannot_be(make, message):
 
 def test_gaussian_start():
     family, centres, noise = Gaussian(SIZE), normals(2, SIZE), normals(2, 3, SIZE, seed=4)
-    assert torch.allclose(family.sample(family.begin(centres), noise), centres[:, None] + noise, rtol=1e-14)
+    assert torch.allclose(
+        family.sample(family.begin(centres), noise), centres[:, None] + noise, rtol=1e-14
+    )
 
 
 def test_gaussian_samples_by_definition():
@@ -243,7 +308,9 @@ def test_gaussian_samples_by_definition():
     latents = family.sample(state, noise)
     for row in range(3):
         for sample in range(4):
-            assert torch.allclose(latents[row, sample], state[row, 0] + state[row, 1:] @ noise[row, sample])
+            assert torch.allclose(
+                latents[row, sample], state[row, 0] + state[row, 1:] @ noise[row, sample]
+            )
 
 
 def test_gaussian_kl_is_exact_and_what_the_published_estimate_means():
@@ -252,7 +319,9 @@ def test_gaussian_kl_is_exact_and_what_the_published_estimate_means():
     value = family.kl(state, noise)
     matrix = state[:, 1:]
     exact = MultivariateNormal(state[:, 0], matrix @ matrix.transpose(1, 2))
-    expected = kl_divergence(exact, MultivariateNormal(torch.zeros(3, SIZE).double(), torch.eye(SIZE).double()))
+    expected = kl_divergence(
+        exact, MultivariateNormal(torch.zeros(3, SIZE).double(), torch.eye(SIZE).double())
+    )
     assert torch.allclose(value, expected, rtol=1e-10)
     energy = (family.sample(state, noise) ** 2).sum(2) / 2
     published = energy.mean(1) - torch.logdet(matrix @ matrix.transpose(1, 2)) / 2 - SIZE / 2
@@ -291,7 +360,9 @@ def test_mixture_moments():
     latents = family.sample(state, normals(3, count, family.noise, seed=8))
     for row in range(3):
         exact = torch_mixture(family, state[row])
-        assert ((latents[row].mean(0) - exact.mean).abs() < 4 * exact.stddev / math.sqrt(count)).all()
+        assert (
+            (latents[row].mean(0) - exact.mean).abs() < 4 * exact.stddev / math.sqrt(count)
+        ).all()
         assert torch.allclose(latents[row].std(0), exact.stddev, rtol=0.03)
 
 
@@ -315,7 +386,9 @@ def test_gradients_of_mixture_samples_where_they_are_true_ones():
     family = Mixture(SIZE, 3)
     state, noise = moved(family, rows=2), normals(2, 3, family.noise)
     logits, rest = state[:, :, :1], state[:, :, 1:]
-    assert torch.autograd.gradcheck(lambda x: family.sample(torch.cat([logits, x], 2), noise), rest.clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: family.sample(torch.cat([logits, x], 2), noise), rest.clone().requires_grad_()
+    )
 
 
 def test_mixture_kl_by_definition_and_by_fresh_samples():
@@ -324,24 +397,37 @@ def test_mixture_kl_by_definition_and_by_fresh_samples():
     few, many = family.kl(state, noise[:, :7]), family.kl(state, noise)
     for row in range(3):
         exact = torch_mixture(family, state[row])
-        each = [state[row, k, 1 : SIZE + 1] + (state[row, k, SIZE + 1 :] / 2).exp() * noise[row, :7, :SIZE] for k in range(3)]
+        each = [
+            state[row, k, 1 : SIZE + 1]
+            + (state[row, k, SIZE + 1 :] / 2).exp() * noise[row, :7, :SIZE]
+            for k in range(3)
+        ]
         slow = sum(
-            w * (exact.log_prob(z) - normal_log_density(z)).mean() for w, z in zip(exact.mixture_distribution.probs, each, strict=True)
+            w * (exact.log_prob(z) - normal_log_density(z)).mean()
+            for w, z in zip(exact.mixture_distribution.probs, each, strict=True)
         )
         assert few[row].item() == pytest.approx(slow.item(), rel=1e-10)
         with torch.random.fork_rng():
             torch.manual_seed(row)
             fresh = exact.sample((20_000,))
         ratio = exact.log_prob(fresh) - normal_log_density(fresh)
-        assert abs(many[row].item() - ratio.mean().item()) < 4 * ratio.std().item() * math.sqrt(1 / 20_000 + 1 / 4000)
+        assert abs(many[row].item() - ratio.mean().item()) < 4 * ratio.std().item() * math.sqrt(
+            1 / 20_000 + 1 / 4000
+        )
 
 
 def test_a_mixture_of_one_is_a_diagonal_gaussian():
     state, noise = moved(Diagonal(SIZE)), normals(3, 6, SIZE + 1)
     same = torch.cat([torch.zeros(3, 1).double(), state[:, 0], state[:, 1]], dim=1)[:, None]
-    assert torch.allclose(Mixture(SIZE, 1).sample(same, noise), Diagonal(SIZE).sample(state, noise[..., :SIZE]), rtol=1e-12)
+    assert torch.allclose(
+        Mixture(SIZE, 1).sample(same, noise),
+        Diagonal(SIZE).sample(state, noise[..., :SIZE]),
+        rtol=1e-12,
+    )
     many = normals(3, 20_000, SIZE + 1)
-    assert torch.allclose(Mixture(SIZE, 1).kl(same, many), Diagonal(SIZE).kl(state, many), atol=0.05)
+    assert torch.allclose(
+        Mixture(SIZE, 1).kl(same, many), Diagonal(SIZE).kl(state, many), atol=0.05
+    )
 
 
 # Flow
@@ -357,7 +443,9 @@ class SlowFlow:
             shifts, scales = self.take(family.depth, size), self.take(family.depth, size)
             steps = []
             for step in range(family.depth):
-                order = torch.randperm(size, generator=generator_for(0, "flow", "shuffle", level, step))
+                order = torch.randperm(
+                    size, generator=generator_for(0, "flow", "shuffle", level, step)
+                )
                 widths = (size // 2, family.hidden, family.hidden, size - size // 2)
                 linear = [self.linear(narrow, wide) for narrow, wide in pairwise(widths)]
                 net = nn.Sequential(linear[0], nn.ELU(), linear[1], nn.ELU(), linear[2])
@@ -387,7 +475,10 @@ class SlowFlow:
         return torch.cat([z, *left])
 
     def log_density(self, z):
-        return normal_log_density(self(z)) + torch.linalg.slogdet(torch.autograd.functional.jacobian(self, z)).logabsdet
+        return (
+            normal_log_density(self(z))
+            + torch.linalg.slogdet(torch.autograd.functional.jacobian(self, z)).logabsdet
+        )
 
 
 FLOWS = [
@@ -432,7 +523,9 @@ def test_a_flow_of_full_size_returns_to_its_noise():
 def test_the_density_counts_every_stretch(family):
     """The Jacobian of sampling itself: a test of `decode` alone."""
     state, noise = moved(family, rows=1), normals(1, 1, family.latent)
-    jacobian = torch.autograd.functional.jacobian(lambda e: family.decode(state, e[None, None])[0][0, 0], noise[0, 0])
+    jacobian = torch.autograd.functional.jacobian(
+        lambda e: family.decode(state, e[None, None])[0][0, 0], noise[0, 0]
+    )
     expected = normal_log_density(noise[0, 0]) - torch.linalg.slogdet(jacobian).logabsdet
     assert family.decode(state, noise)[1].item() == pytest.approx(expected.item(), rel=1e-10)
 
@@ -442,7 +535,13 @@ def test_kl_of_a_flow_by_its_samples():
     family = Flow(4, depth=1, levels=1, hidden=3)
     state = family.begin(normals(1, 4))
     state[:, 4:8] = torch.tensor([0.5, -0.5, 0.2, -1.0])
-    expected = kl_divergence(Normal(state[0, :4], state[0, 4:8].exp()), Normal(torch.zeros(()), torch.ones(()))).sum().item()
+    expected = (
+        kl_divergence(
+            Normal(state[0, :4], state[0, 4:8].exp()), Normal(torch.zeros(()), torch.ones(()))
+        )
+        .sum()
+        .item()
+    )
     noise = normals(1, 40_000, 4)
     latents, log_q = family.decode(state, noise)
     spread = (log_q - normal_log_density(latents)).std().item()
@@ -453,7 +552,9 @@ def test_kl_of_a_flow_by_its_samples():
 def test_a_flow_starts_as_the_normal_distribution_around_its_centre(family):
     centres, noise = normals(2, family.latent), normals(2, 3, family.latent, seed=2)
     latents, _ = family.decode(family.begin(centres), noise)
-    assert torch.allclose((latents - centres[:, None]).sort(2).values, noise.sort(2).values, atol=1e-12)
+    assert torch.allclose(
+        (latents - centres[:, None]).sort(2).values, noise.sort(2).values, atol=1e-12
+    )
     assert family.kl(family.begin(torch.zeros_like(centres)), noise).abs().max() < 1e-10
 
 
@@ -470,7 +571,14 @@ def test_every_layer_of_a_flow_learns():
 
 @pytest.mark.parametrize(
     ("latent", "levels", "sizes"),
-    [(100, 3, (100, 50, 25)), (7, 2, (7, 3)), (7, 3, (7, 3)), (4, 9, (4, 2)), (2, 3, (2,)), (512, 3, (512, 256, 128))],
+    [
+        (100, 3, (100, 50, 25)),
+        (7, 2, (7, 3)),
+        (7, 3, (7, 3)),
+        (4, 9, (4, 2)),
+        (2, 3, (2,)),
+        (512, 3, (512, 256, 128)),
+    ],
 )
 def test_levels_of_a_flow(latent, levels, sizes):
     assert Flow(latent, levels=levels).sizes == sizes
@@ -479,12 +587,16 @@ def test_levels_of_a_flow(latent, levels, sizes):
 @pytest.mark.parametrize("family", FLOWS[:3], ids=repr)
 def test_gradients_of_flow_samples(family):
     noise = normals(2, 2, family.latent)
-    assert torch.autograd.gradcheck(lambda state: family.decode(state, noise), moved(family, rows=2).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda state: family.decode(state, noise), moved(family, rows=2).requires_grad_()
+    )
 
 
 def test_shuffles_mix_and_differ():
     """Every coordinate of a latent depends on noise of another, in a flow deep enough."""
     family = Flow(8, depth=4, levels=2, hidden=6)
     state, noise = moved(family, rows=1), normals(1, 1, 8)
-    jacobian = torch.autograd.functional.jacobian(lambda e: family.decode(state, e[None, None])[0][0, 0], noise[0, 0])
+    jacobian = torch.autograd.functional.jacobian(
+        lambda e: family.decode(state, e[None, None])[0][0, 0], noise[0, 0]
+    )
     assert ((jacobian.abs() > 1e-6).sum(1) > 1).all()

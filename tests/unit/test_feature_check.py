@@ -17,36 +17,51 @@ from frostglass.attacks.features.decoder import Decoder
 from frostglass.attacks.features.hybrid import Hybrid
 from frostglass.attacks.features.latent import Latent
 from frostglass.attacks.features.mapper import Mapper
-from frostglass.attacks.features.view import FeatureView
+from frostglass.audit.feature_grid import run_all_features
+from frostglass.audit.feature_pipeline import Pictures, produce_features
+from frostglass.audit.features import FeatureExperiment, feature_experiments
 from frostglass.cli.main import app
-from frostglass.defenses.crafter import Crafter
-from frostglass.defenses.crafter_z import CrafterZ
-from frostglass.defenses.crafting import Inversion
-from frostglass.defenses.judge import Judge
-from frostglass.errors import ConfigError
-from frostglass.experiments import feature_estimate as feature_estimate_module
-from frostglass.experiments import feature_time, memory
-from frostglass.experiments.cost import counts_of
-from frostglass.experiments.feature_cost import feature_problems
-from frostglass.experiments.feature_estimate import feature_estimate
-from frostglass.experiments.feature_grid import run_all_features
-from frostglass.experiments.feature_memory import FeatureRehearsal
-from frostglass.experiments.feature_pipeline import Pictures, produce_features
-from frostglass.experiments.features import FeatureExperiment, feature_experiments
-from frostglass.experiments.memory import Need, foreseen
-from frostglass.experiments.store import Store
-from frostglass.files import Work
-from frostglass.models.cut import Halves
-from frostglass.priors.knowledge import Knowledge
+from frostglass.core.assets import Assets
+from frostglass.core.errors import ConfigError
+from frostglass.core.types import Halves, Target
+from frostglass.core.views import FeatureView
+from frostglass.defenses.release._crafting import Inversion
+from frostglass.defenses.release._critic import Judge
+from frostglass.defenses.release.crafter import Crafter
+from frostglass.defenses.release.crafter_z import CrafterZ
+from frostglass.plan import feature_estimate as feature_estimate_module
+from frostglass.plan import feature_time, memory
+from frostglass.plan.cost import counts_of
+from frostglass.plan.feature_cost import feature_problems
+from frostglass.plan.feature_estimate import feature_estimate
+from frostglass.plan.feature_memory import FeatureRehearsal
+from frostglass.plan.memory import Need, foreseen
 from frostglass.report.charts import toml
-from frostglass.runtime import living_on
-from frostglass.types import Target
+from frostglass.runtime.device import override_device
+from frostglass.store.files import Work
+from frostglass.store.store import Store
 
 SMALL = {"epochs": 1, "batch": 16, "options": {"width": 4}}
-CRAFT = {"name": "crafter", "steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "index_steps": 3, "first_steps": 2, "batch": 4}
+CRAFT = {
+    "name": "crafter",
+    "steps": 2,
+    "inner_steps": 2,
+    "terms": 2,
+    "critic_steps": 1,
+    "index_steps": 3,
+    "first_steps": 2,
+    "batch": 4,
+}
 TOY = {
     "name": "toy features",
-    "data": {"name": "faces", "size": 16, "identities": 4, "images": 10, "public_identities": 8, "public_images": 4},
+    "data": {
+        "name": "faces",
+        "size": 16,
+        "identities": 4,
+        "images": 10,
+        "public_identities": 8,
+        "public_images": 4,
+    },
     "split": {"test": 0.3, "validation": 0.1},
     "target": {**SMALL, "model": "cnn", "attributes": ["all"], "cut": "stage1"},
     "evaluators": [{"model": "lenet", "epochs": 1}],
@@ -63,7 +78,10 @@ GRID = {key: value for key, value in TOY.items() if key != "attack"} | {
         "defenses": [[], [CRAFT]],
         "case": [
             {"case": "decoder", "attack": LEARNED},
-            {"case": "latent", "attack": {"name": "latent", "steps": 2, "tries": 2, "start": "amortized"}},
+            {
+                "case": "latent",
+                "attack": {"name": "latent", "steps": 2, "tries": 2, "start": "amortized"},
+            },
         ],
     }
 }
@@ -127,7 +145,9 @@ def test_what_would_come_late_is_told_at_once(changes, problem):
 
 
 def test_too_few_photos_to_compare_can_be_shipped():
-    few = feature_experiments(TOY | {"data": {**TOY["data"], "images": 3}, "judging": {"pictures": 1}})
+    few = feature_experiments(
+        TOY | {"data": {**TOY["data"], "images": 3}, "judging": {"pictures": 1}}
+    )
     assert feature_problems(few)
     assert not feature_problems(few, shipped=True)
 
@@ -137,17 +157,31 @@ def folder_of(place, people, *, pictures=4):
         (place / person).mkdir(parents=True)
         for number in range(pictures + (person == people[0])):
             shade = 40 * number + len(person)
-            Image.new("RGB", (16, 16), (shade, 9 * len(place.name), 7 * number)).save(place / person / f"{person}{number}.png")
+            Image.new("RGB", (16, 16), (shade, 9 * len(place.name), 7 * number)).save(
+                place / person / f"{person}{number}.png"
+            )
     return place
 
 
 @pytest.fixture
 def album(tmp_path):
     """A config on folders of pictures with a table that says nothing of the public ones."""
-    private, public = folder_of(tmp_path / "private", ["anna", "bo"]), folder_of(tmp_path / "public", ["cleo", "dimitri"])
-    lines = [f"{file.relative_to(private).as_posix()},{number % 2}" for number, file in enumerate(sorted(private.rglob("*.png")))]
+    private, public = (
+        folder_of(tmp_path / "private", ["anna", "bo"]),
+        folder_of(tmp_path / "public", ["cleo", "dimitri"]),
+    )
+    lines = [
+        f"{file.relative_to(private).as_posix()},{number % 2}"
+        for number, file in enumerate(sorted(private.rglob("*.png")))
+    ]
     (tmp_path / "table.csv").write_text("\n".join(["picture,hat", *lines]), encoding="utf-8")
-    data = {"name": "folder", "private": str(private), "public": str(public), "size": 16, "attributes": str(tmp_path / "table.csv")}
+    data = {
+        "name": "folder",
+        "private": str(private),
+        "public": str(public),
+        "size": 16,
+        "attributes": str(tmp_path / "table.csv"),
+    }
     return TOY | {"data": data, "judging": {"pictures": 1, "identities": 2}}
 
 
@@ -178,14 +212,20 @@ def test_nobody_is_named(album, tmp_path):
 def test_a_picture_on_both_sides(album, tmp_path):
     folder_of(tmp_path / "public", ["anna"], pictures=1)
     (problem,) = feature_problems(feature_experiments(album))
-    assert problem.endswith("anna/anna0.png, anna/anna1.png are both private and public: a person must be on one side only")
+    assert problem.endswith(
+        "anna/anna0.png, anna/anna1.png are both private and public: a person must be on one side only"
+    )
 
 
-@pytest.mark.parametrize("defense", [{"name": "crafter", "realism": 1.0}, {"name": "crafter_z", "realism": 1.0}])
+@pytest.mark.parametrize(
+    "defense", [{"name": "crafter", "realism": 1.0}, {"name": "crafter_z", "realism": 1.0}]
+)
 def test_a_prior_without_a_critic_is_told_to_whoever_needs_one(defense, monkeypatch):
     bare = SimpleNamespace(critic=None, condition="", latent=6, image_shape=SHAPE, info={})
-    monkeypatch.setattr("frostglass.experiments.feature_cost.offered", lambda method, shape: bare)
-    assert told({"defenses": [defense]}) == [f"defenses: {defense['name']}.realism is not 0 and the prior has no critic: set it to 0"]
+    monkeypatch.setattr("frostglass.plan.feature_cost.offered", lambda method, shape: bare)
+    assert told({"defenses": [defense]}) == [
+        f"defenses: {defense['name']}.realism is not 0 and the prior has no critic: set it to 0"
+    ]
     assert told({"attack": {"name": "latent", "critic_weight": 1.0}}) == [
         "attack: latent.critic_weight is not 0 and the prior has no critic: set it to 0"
     ]
@@ -212,7 +252,11 @@ def test_what_a_config_alone_tells(changes, match):
         {"attack": {"name": "latent", "adapt": 32}, "defenses": [CRAFT]},
         {"attack": {"name": "latent", "start": "amortized"}, "prior": RESIZED},
         {"attack": {"name": "hybrid", "starter": {"epochs": 1}}},
-        {"attack": {"name": "decoder", "variant": "perceptual"}, "defenses": [{**CRAFT, "steps": 0}], "prior": RESIZED},
+        {
+            "attack": {"name": "decoder", "variant": "perceptual"},
+            "defenses": [{**CRAFT, "steps": 0}],
+            "prior": RESIZED,
+        },
         {"judging": {"identities": 4}},
     ],
 )
@@ -233,7 +277,9 @@ def call(*words):
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_both_commands_tell_it_and_compute_nothing(command, tmp_path):
     path = tmp_path / "toy.toml"
-    path.write_text(toml(TOY | {"defenses": [CRAFT], "prior": RESIZED, "judging": {"identities": 9}}))
+    path.write_text(
+        toml(TOY | {"defenses": [CRAFT], "prior": RESIZED, "judging": {"identities": 9}})
+    )
     done = call(command, path, "--store", tmp_path / "store")
     assert done.exit_code == 2
     assert "identities is 9, and there are 4 private people" in done.stderr
@@ -262,17 +308,27 @@ def kinds(costs):
 
 
 def made(folder):
-    return Counter({kind.name: len([step for step in kind.iterdir() if step.is_dir()]) for kind in folder.iterdir() if kind.is_dir()})
+    return Counter(
+        {
+            kind.name: len([step for step in kind.iterdir() if step.is_dir()])
+            for kind in folder.iterdir()
+            if kind.is_dir()
+        }
+    )
 
 
-def test_the_steps_that_are_foreseen_are_those_that_are_made(finished, unrehearsed, tmp_path, monkeypatch):
+def test_the_steps_that_are_foreseen_are_those_that_are_made(
+    finished, unrehearsed, tmp_path, monkeypatch
+):
     monkeypatch.setattr(feature_time, "timed", lambda step: 0.0)
     costs = feature_estimate(feature_experiments(GRID), Store(tmp_path / "nothing"))
     assert kinds(costs) == made(finished) + Counter(measures=1)
     assert not any(row["done"] for row in costs["steps"])
     assert not (tmp_path / "nothing").exists()
     told = [row["work"] for row in costs["steps"]]
-    assert told.count("crafter for 6 pictures") == 2  # those of the victims, and as many public ones to adapt to
+    assert (
+        told.count("crafter for 6 pictures") == 2
+    )  # those of the victims, and as many public ones to adapt to
     assert "crafter for 6 pictures, release 2" in told
 
 
@@ -303,7 +359,11 @@ def test_the_command(unrehearsed, tmp_path):
     assert torch.equal(before, torch.get_rng_state())
     costs = json.loads(call("check", path, "--store", tmp_path / "store", "--json").stdout)
     assert costs["seconds"] == pytest.approx(sum(row["seconds"] for row in costs["steps"]))
-    assert all(row["seconds"] > 0 for row in costs["steps"] if row["step"] in ("target", "lesson", "intercept", "release", "amortizer"))
+    assert all(
+        row["seconds"] > 0
+        for row in costs["steps"]
+        if row["step"] in ("target", "lesson", "intercept", "release", "amortizer")
+    )
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy.toml"]
 
 
@@ -312,11 +372,19 @@ def test_networks_are_timed_once_for_a_grid(unrehearsed, tmp_path, monkeypatch):
     monkeypatch.setattr(feature_time, "timed", lambda step: clock.append(step) or 1.0)
     one = feature_estimate(feature_experiments(GRID), Store(tmp_path))
     first = len(clock)
-    more = GRID | {"grid": GRID["grid"] | {"defenses": [[], [CRAFT], [{**CRAFT, "beta": 3.0}], [{**CRAFT, "beta": 4.0}]]}}
+    more = GRID | {
+        "grid": GRID["grid"]
+        | {"defenses": [[], [CRAFT], [{**CRAFT, "beta": 3.0}], [{**CRAFT, "beta": 4.0}]]}
+    }
     several = feature_estimate(feature_experiments(more), Store(tmp_path))
     assert len(clock) == 2 * first
     released = [
-        sum(row["seconds"] for row in costs["steps"] if row["step"] == "release" and "crafter" in row["work"]) for costs in (one, several)
+        sum(
+            row["seconds"]
+            for row in costs["steps"]
+            if row["step"] == "release" and "crafter" in row["work"]
+        )
+        for costs in (one, several)
     ]
     assert released[1] == pytest.approx(3 * released[0])
 
@@ -329,7 +397,9 @@ class Counting(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 3 * 16 * 16, generator=torch.Generator().manual_seed(0)))
+        self.weight = nn.Parameter(
+            torch.randn(4, 3 * 16 * 16, generator=torch.Generator().manual_seed(0))
+        )
         self.passed = Counter()
 
     def forward(self, pictures):
@@ -341,9 +411,11 @@ def attacked(attack, public=24, victims=5):
     """The encoder and the student's steps after an attack on some random features."""
     encoder = Counting().requires_grad_(False).eval()
     both = Halves(encoder, nn.Identity(), SHAPE, (4,), "cut")
-    view = FeatureView(both, torch.randn(victims, 4, generator=torch.Generator().manual_seed(1)), attack.granted)
-    knowledge = Knowledge(images(public, 4), prior())
-    attack.rebuild(view, view.released, knowledge, seed=0, ledger=Ledger(Work.scratch(), view))
+    view = FeatureView(
+        both, torch.randn(victims, 4, generator=torch.Generator().manual_seed(1)), attack.granted
+    )
+    assets = Assets(images(public, 4), prior())
+    attack.rebuild(view, view.released, assets, seed=0, ledger=Ledger(Work.scratch(), view))
     return encoder.passed
 
 
@@ -373,7 +445,10 @@ def test_adapting_counts_every_search():
 def test_steps_of_learning_are_counted(adapt, monkeypatch):
     attack = Decoder(epochs=3, batch=4, width=4, adapt=adapt, adapt_epochs=2, validation=0.25)
     steps = []
-    monkeypatch.setattr("frostglass.priors.decoder.DecoderGame.step", lambda self, features, answers: steps.append(len(features)) or 0.0)
+    monkeypatch.setattr(
+        "frostglass.networks.decoder.DecoderGame.step",
+        lambda self, features, answers: steps.append(len(features)) or 0.0,
+    )
     attacked(attack)
     learned = 3 * attack.steps_in(24)
     assert learned == 3 * 4  # 6 of 24 are held out, and the last batch takes what is left
@@ -387,13 +462,17 @@ def test_a_lesson_is_its_steps_its_validation_and_its_features():
     seconds = feature_time.schooling_seconds(lesson, 100, 1.0, 0.01, (4, 8, 8))
     assert seconds == pytest.approx(10 * (80 // 8 + 20 / 8 / 3) + 100 * 2 * 0.01)
     large = (2**20, 16, 16)  # too many numbers to be kept: asked for in each epoch
-    assert feature_time.schooling_seconds(replace(lesson, flips=False), 100, 0.0, 0.01, large) == pytest.approx(10 * 100 * 0.01)
+    assert feature_time.schooling_seconds(
+        replace(lesson, flips=False), 100, 0.0, 0.01, large
+    ) == pytest.approx(10 * 100 * 0.01)
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        Crafter(steps=3, inner_steps=4, terms=2, critic_steps=2, index_steps=5, first_steps=6, batch=4),
+        Crafter(
+            steps=3, inner_steps=4, terms=2, critic_steps=2, index_steps=5, first_steps=6, batch=4
+        ),
         CrafterZ(steps=3, critic_steps=2, index_steps=5, first_steps=6, batch=4),
     ],
 )
@@ -403,29 +482,37 @@ def test_what_crafting_does_is_counted(method, monkeypatch):
         Counting().requires_grad_(False).eval(),
         torch.rand(10, *SHAPE, generator=torch.Generator().manual_seed(0)),
     )
-    efforts = [often for _, often in method.efforts(encoder, pictures[:5], Knowledge(prior=made), 10)]
+    efforts = [often for _, often in method.efforts(encoder, pictures[:5], Assets(prior=made), 10)]
     done = Counter()
     descend, learn, slope = Inversion.descend, Judge.learn, type(method).slope
 
     def noted(kind, plain, amount):
         return lambda self, *given: (done.update({kind: amount(*given)}), plain(self, *given))[1]
 
-    monkeypatch.setattr(Inversion, "descend", noted("descend", descend, lambda features, latents, steps, *_: steps * len(latents)))
-    monkeypatch.setattr(Judge, "learn", noted("learn", learn, lambda found, steps, dice: steps))
-    monkeypatch.setattr(type(method), "slope", noted("slope", slope, lambda craft: len(craft.latents)))
-    method.release(encoder, pictures, Knowledge(prior=made), seed=0, work=MemoryWork())
+    monkeypatch.setattr(
+        Inversion,
+        "descend",
+        noted("descend", descend, lambda features, latents, steps, *_: steps * len(latents)),
+    )
+    monkeypatch.setattr(Judge, "learn", noted("learn", learn, lambda found, steps, rng: steps))
+    monkeypatch.setattr(
+        type(method), "slope", noted("slope", slope, lambda craft: len(craft.latents))
+    )
+    method.release(encoder, pictures, Assets(prior=made), seed=0, work=MemoryWork())
     assert efforts == [done["descend"] / 5, done["learn"], done["slope"] / 5]
 
 
 @pytest.mark.parametrize("terms", [0, 2, 6, 7, 120])
 def test_shorter_series_stand_for_a_long_one(terms):
     parts = Crafter(terms=terms).shorter()
-    assert sum(weight * (5 + 3 * method.terms) for method, weight in parts) == pytest.approx(5 + 3 * terms)
+    assert sum(weight * (5 + 3 * method.terms) for method, weight in parts) == pytest.approx(
+        5 + 3 * terms
+    )
     assert max(method.terms for method, _ in parts) <= 6
 
 
 def test_nothing_is_crafted_in_no_steps():
-    assert list(Crafter(steps=0).efforts(Counting(), torch.zeros(2, *SHAPE), Knowledge(), 2)) == []
+    assert list(Crafter(steps=0).efforts(Counting(), torch.zeros(2, *SHAPE), Assets(), 2)) == []
     assert Crafter(steps=0).misfits((3, 17, 19), 1, None) == []
 
 
@@ -433,7 +520,10 @@ def test_pictures_without_content_are_told_apart_by_their_shape():
     blank = [Pictures.of(torch.empty(count, 3, 4, 4, device="meta")).key for count in (2, 2, 3)]
     assert blank[0] == blank[1] != blank[2]
     assert Pictures.of(torch.empty(2, 3, 4, 4, device="meta"), "public").key not in blank
-    assert Pictures.of(torch.zeros(2, 3, 4, 4), "public").key == Pictures.of(torch.zeros(2, 3, 4, 4)).key
+    assert (
+        Pictures.of(torch.zeros(2, 3, 4, 4), "public").key
+        == Pictures.of(torch.zeros(2, 3, 4, 4)).key
+    )
     assert Pictures.of(torch.zeros(2, 3, 4, 4)).key not in blank
 
 
@@ -449,8 +539,13 @@ ATTACKS = [
 
 
 def test_the_memory_of_every_attack_is_foreseen(tmp_path):
-    values = TOY | {"defenses": [{**CRAFT, "steps": 100, "amortized": True}], "judging": {**TOY["judging"], "positive_control": False}}
-    chosen = [(attack["name"], FeatureExperiment.parse(values | {"attack": attack})) for attack in ATTACKS]
+    values = TOY | {
+        "defenses": [{**CRAFT, "steps": 100, "amortized": True}],
+        "judging": {**TOY["judging"], "positive_control": False},
+    }
+    chosen = [
+        (attack["name"], FeatureExperiment.parse(values | {"attack": attack})) for attack in ATTACKS
+    ]
     found = foreseen(chosen, Store(tmp_path), counts_of, produce_features, FeatureRehearsal)
     assert found.unknown == ""
     assert found.bytes > 0
@@ -461,14 +556,24 @@ def test_a_lesson_takes_the_memory_of_its_batches_and_of_the_features_that_are_k
     def peak(count, **changes):
         ledger = memory.Ledger()
         rehearsal = FeatureRehearsal(tmp_path, ledger, counts_of)
-        public = replace(images(count, 4), pixels=torch.empty(count, *SHAPE, dtype=torch.uint8, device="meta"))
-        module = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Flatten(), nn.Linear(8 * 8 * 8, 2)).to("meta")
+        public = replace(
+            images(count, 4), pixels=torch.empty(count, *SHAPE, dtype=torch.uint8, device="meta")
+        )
+        module = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Flatten(), nn.Linear(8 * 8 * 8, 2)).to(
+            "meta"
+        )
         target = Target(module, ("a", "b"), SHAPE, head="2", cut="0", attributes=True)
-        with living_on(memory.META), ledger:
-            rehearsal._lesson(Decoder(**{"width": 8, "batch": 64, **changes}), target, public, None, None)
+        with override_device(memory.META), ledger:
+            rehearsal._lesson(
+                Decoder(**{"width": 8, "batch": 64, **changes}), target, public, None, None
+            )
         return ledger.peak
 
     feature = 8 * 8 * 8 * 4
-    assert peak(900, batch=256) - peak(900) > 190 * feature  # a step keeps at least the features of each picture
-    assert peak(9000) - peak(5000) == pytest.approx(4000 * 2 * feature, rel=0.5)  # mirrored ones too
+    assert (
+        peak(900, batch=256) - peak(900) > 190 * feature
+    )  # a step keeps at least the features of each picture
+    assert peak(9000) - peak(5000) == pytest.approx(
+        4000 * 2 * feature, rel=0.5
+    )  # mirrored ones too
     assert peak(9000, flips=False) < peak(9000)

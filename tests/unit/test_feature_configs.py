@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from frostglass.experiments.config import read_config
-from frostglass.experiments.features import feature_experiments, is_about_features
+from frostglass.audit.config import read_config
+from frostglass.audit.features import feature_experiments, is_about_features
 from frostglass.models.cut import cut
-from frostglass.training import untrained
+from frostglass.training.build import untrained
 
 ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {
-    path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml")) if is_about_features(read_config(path))
+    path.relative_to(ROOT).with_suffix("").as_posix(): path
+    for path in sorted(ROOT.rglob("*.toml"))
+    if is_about_features(read_config(path))
 }
 
 
@@ -20,7 +22,11 @@ def made(name):
 
 
 def strengths(name, defense, parameter):
-    return list(dict.fromkeys(getattr(d, parameter) for exp in made(name) for d in exp.defenses if d.name == defense))
+    return list(
+        dict.fromkeys(
+            getattr(d, parameter) for exp in made(name) for d in exp.defenses if d.name == defense
+        )
+    )
 
 
 def test_which_there_are():
@@ -41,7 +47,10 @@ def test_betas_are_those_of_the_appendix():
     assert strengths("lfw/resnet18-crafter", "crafter", "beta") == [3.5, 4, 4.5, 6, 7]
     assert strengths("celeba/resnet18-crafter", "crafter_z", "beta") == [20 / 16, 50 / 16]
     assert strengths("lfw/resnet18-crafter", "crafter_z", "beta") == [5 / 4, 10 / 4, 20 / 4]
-    assert [made(f"{data}/resnet18-crafter")[0].prior.latent for data in ("celeba", "lfw")] == [500, 3000]
+    assert [made(f"{data}/resnet18-crafter")[0].prior.latent for data in ("celeba", "lfw")] == [
+        500,
+        3000,
+    ]
 
 
 def test_lambdas_are_those_of_the_tables():

@@ -12,22 +12,22 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from frostglass.audit import feature_pipeline
+from frostglass.audit.config import Experiment
+from frostglass.audit.feature_controls import judge_features
+from frostglass.audit.feature_grid import feature_summary, run_all_features, write_feature_run
+from frostglass.audit.feature_pipeline import Pictures, run_features, victims_of
+from frostglass.audit.features import FeatureExperiment, feature_experiments, is_about_features
 from frostglass.cli.main import app
+from frostglass.core.errors import ConfigError, DataError
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces, photograph
-from frostglass.data.splits import make_split
-from frostglass.errors import ConfigError, DataError
-from frostglass.experiments import feature_pipeline
-from frostglass.experiments.client import Client, Server
-from frostglass.experiments.config import Experiment
-from frostglass.experiments.feature_controls import judge_features
-from frostglass.experiments.feature_cost import feature_problems
-from frostglass.experiments.feature_grid import feature_summary, run_all_features, write_feature_run
-from frostglass.experiments.feature_pipeline import Pictures, run_features, victims_of
-from frostglass.experiments.features import FeatureExperiment, feature_experiments, is_about_features
-from frostglass.experiments.store import Store
-from frostglass.files import sheet_of
+from frostglass.deploy.client import Client, Server
 from frostglass.metrics.base import Rows
+from frostglass.plan.feature_cost import feature_problems
 from frostglass.report.charts import toml
+from frostglass.store.files import sheet_of
+from frostglass.store.store import Store
 
 SMALL = {"epochs": 1, "batch": 16, "options": {"width": 4}}
 CRAFT = {
@@ -43,7 +43,14 @@ CRAFT = {
 }
 TOY = {
     "name": "toy features",
-    "data": {"name": "faces", "size": 16, "identities": 4, "images": 10, "public_identities": 8, "public_images": 4},
+    "data": {
+        "name": "faces",
+        "size": 16,
+        "identities": 4,
+        "images": 10,
+        "public_identities": 8,
+        "public_images": 4,
+    },
     "split": {"test": 0.3, "validation": 0.1},
     "target": {**SMALL, "model": "cnn", "attributes": ["all"], "cut": "stage1"},
     "evaluators": [{"model": "lenet", "epochs": 1}, {**SMALL, "model": "resnet"}],
@@ -58,7 +65,17 @@ GRID = {key: value for key, value in TOY.items() if key != "attack"} | {
     "grid": {
         "defenses": [[], [{"name": "adv_learn", "pixel": 1.0}], [CRAFT]],
         "case": [
-            {"case": "decoder", "attack": {"name": "decoder", "epochs": 1, "width": 4, "adapt": 4, "adapt_epochs": 1, "averaged": 2}},
+            {
+                "case": "decoder",
+                "attack": {
+                    "name": "decoder",
+                    "epochs": 1,
+                    "width": 4,
+                    "adapt": 4,
+                    "adapt_epochs": 1,
+                    "averaged": 2,
+                },
+            },
             {"case": "latent", "attack": {"name": "latent", "steps": 2, "tries": 2}},
             {"case": "mapper", "attack": {"name": "mapper", "epochs": 1, "width": 4}},
         ],
@@ -73,7 +90,11 @@ def finished(tmp_path_factory):
 
 
 def made(folder):
-    return {name.name: len([f for f in name.iterdir() if f.is_dir()]) for name in folder.iterdir() if name.is_dir()}
+    return {
+        name.name: len([f for f in name.iterdir() if f.is_dir()])
+        for name in folder.iterdir()
+        if name.is_dir()
+    }
 
 
 def test_steps_are_shared_between_experiments(finished):
@@ -98,7 +119,13 @@ def test_shapes_and_labels(finished):
     _, result = finished
     assert result.labels[:3] == ("undefended, decoder", "undefended, latent", "undefended, mapper")
     by = dict(zip(result.labels, result.audits, strict=True))
-    assert by["undefended, latent"].found.images.shape == (3, 4, 3, 16, 16)  # two pictures of each of three people, two tries
+    assert by["undefended, latent"].found.images.shape == (
+        3,
+        4,
+        3,
+        16,
+        16,
+    )  # two pictures of each of three people, two tries
     assert by["undefended, decoder"].found.images.shape == (3, 2, 3, 16, 16)
     plain, crafted = by["undefended, latent"], by["crafter, latent"]
     assert plain.target.key == crafted.target.key != by["adv_learn, latent"].target.key
@@ -113,7 +140,9 @@ def test_shapes_and_labels(finished):
 def test_the_mapper_is_judged_by_its_embeddings(finished):
     audit = dict(zip(finished[1].labels, finished[1].audits, strict=True))["undefended, mapper"]
     assert not torch.equal(audit.rows.columns["similarity"], audit.rows.columns["face_similarity"])
-    assert torch.equal(audit.prior_rows.columns["similarity"], audit.prior_rows.columns["face_similarity"])
+    assert torch.equal(
+        audit.prior_rows.columns["similarity"], audit.prior_rows.columns["face_similarity"]
+    )
 
 
 def test_the_run_folder_holds_every_number(finished, tmp_path):
@@ -123,7 +152,9 @@ def test_the_run_folder_holds_every_number(finished, tmp_path):
     lines = list(csv.DictReader((folder / "rows.csv").open()))
     for audit in facts["audits"]:
         mine = [float(line["similarity"]) for line in lines if line["audit"] == audit["label"]]
-        assert sum(mine) / len(mine) == pytest.approx(audit["scores"]["similarity"]["value"], abs=1e-5)
+        assert sum(mine) / len(mine) == pytest.approx(
+            audit["scores"]["similarity"]["value"], abs=1e-5
+        )
     with safe_open(folder / "pictures.safetensors", framework="pt") as file:
         assert file.get_tensor("victims").shape == (3, 2, 3, 16, 16)
         assert set(file.keys()) == {"victims", *(f"audit.{number}" for number in range(9))}
@@ -153,14 +184,26 @@ def test_an_attack_never_touches_private_pictures(finished):
         hidden.images + 1
     prior = feature_pipeline.attackers_prior(exp, store, audit.split)
     found = feature_pipeline._intercept(
-        exp.attack, line, audit.split.public, prior, None, None, None, [0, 1, 2], seed=0, work=feature_pipeline.Work.scratch()
+        exp.attack,
+        line,
+        audit.split.public,
+        prior,
+        None,
+        None,
+        None,
+        [0, 1, 2],
+        seed=0,
+        work=feature_pipeline.Work.scratch(),
     )
     assert torch.equal(found.images, audit.found.images)
 
 
 def test_victims_are_the_first_held_out_pictures_of_each_person():
     split = make_split(
-        Faces(size=16, identities=4, images=10, public_identities=4, public_images=1), test_fraction=0.3, validation_fraction=0.1, seed=0
+        Faces(size=16, identities=4, images=10, public_identities=4, public_images=1),
+        test_fraction=0.3,
+        validation_fraction=0.1,
+        seed=0,
     )
     people, victims = victims_of(split, 3, 2)
     assert people == [0, 1, 2]
@@ -174,17 +217,38 @@ def test_victims_are_the_first_held_out_pictures_of_each_person():
     ("change", "match"),
     [
         ({"target": {**TOY["target"], "cut": None}}, "target.cut: required, and not given"),
-        ({"target": {**SMALL, "model": "cnn", "cut": "stage1"}}, "target.attributes: required, and not given"),
-        ({"defenses": [CRAFT, {"name": "crafter_z", "beta": 1.0}]}, "crafter and crafter_z both decide what leaves the device"),
-        ({"defenses": [{"name": "bido"}]}, "bido defends a classifier of people, and a split model tells attributes"),
+        (
+            {"target": {**SMALL, "model": "cnn", "cut": "stage1"}},
+            "target.attributes: required, and not given",
+        ),
+        (
+            {"defenses": [CRAFT, {"name": "crafter_z", "beta": 1.0}]},
+            "crafter and crafter_z both decide what leaves the device",
+        ),
+        (
+            {"defenses": [{"name": "bido"}]},
+            "bido defends a classifier of people, and a split model tells attributes",
+        ),
         ({"prior": {"name": "kplus1"}}, "kplus1 is fitted to a classifier of the attacked people"),
         ({"attack": {"name": "gmi"}}, "no feature attack named 'gmi'"),
-        ({"defenses": [{**CRAFT, "beta": -1.0}]}, r"defenses\[0\].beta: expected at least 0, got -1.0"),
-        ({"defenses": [{"name": "adv_learn", "pixel": -1.0}]}, r"defenses\[0\].pixel: expected at least 0"),
+        (
+            {"defenses": [{**CRAFT, "beta": -1.0}]},
+            r"defenses\[0\].beta: expected at least 0, got -1.0",
+        ),
+        (
+            {"defenses": [{"name": "adv_learn", "pixel": -1.0}]},
+            r"defenses\[0\].pixel: expected at least 0",
+        ),
         ({"metrics": []}, "metrics: no such section"),
         ({"prior": None}, "prior: expected a table with a name"),
-        ({"embedder": {**SMALL, "attributes": ["all"]}}, "embedder: tells people apart, and is not cut: leave attributes out"),
-        ({"evaluators": [{**SMALL, "cut": "stage1"}]}, r"evaluators\[0\]: tells people apart, and is not cut: leave cut out"),
+        (
+            {"embedder": {**SMALL, "attributes": ["all"]}},
+            "embedder: tells people apart, and is not cut: leave attributes out",
+        ),
+        (
+            {"evaluators": [{**SMALL, "cut": "stage1"}]},
+            r"evaluators\[0\]: tells people apart, and is not cut: leave cut out",
+        ),
     ],
 )
 def test_configs_that_are_refused(change, match):
@@ -196,11 +260,23 @@ def test_configs_that_are_refused(change, match):
     ("change", "match"),
     [
         ({"target": {**TOY["target"], "cut": "nowhere"}}, "has no layer named 'nowhere'"),
-        ({"target": {**TOY["target"], "model": "resnet", "cut": "stage1.0.conv1"}}, "splits a skip connection"),
-        ({"target": {**TOY["target"], "attributes": ["wings"]}}, "the data has no attribute 'wings'; it has glasses"),
-        ({"judging": {"pictures": 9}}, "judging: pictures is 9, and about 3 of each person's are held out"),
+        (
+            {"target": {**TOY["target"], "model": "resnet", "cut": "stage1.0.conv1"}},
+            "splits a skip connection",
+        ),
+        (
+            {"target": {**TOY["target"], "attributes": ["wings"]}},
+            "the data has no attribute 'wings'; it has glasses",
+        ),
+        (
+            {"judging": {"pictures": 9}},
+            "judging: pictures is 9, and about 3 of each person's are held out",
+        ),
         ({"data": {**TOY["data"], "public_images": 1}}, "data: "),
-        ({"prior": {"name": "pretrained", "weights": "faces32"}}, "faces32 makes pictures of 32×32 pixels, the data has 16×16"),
+        (
+            {"prior": {"name": "pretrained", "weights": "faces32"}},
+            "faces32 makes pictures of 32×32 pixels, the data has 16×16",
+        ),
     ],
 )
 def test_problems_are_told_before_anything_is_computed(change, match):
@@ -235,7 +311,14 @@ def test_attributes_that_never_vary_are_told_before_anything_is_computed(tmp_pat
 
     def told(*attributes):
         return feature_problems(
-            feature_experiments(TOY | {"data": data, "judging": {"pictures": 1}, "target": {**TOY["target"], "attributes": attributes}})
+            feature_experiments(
+                TOY
+                | {
+                    "data": data,
+                    "judging": {"pictures": 1},
+                    "target": {**TOY["target"], "attributes": attributes},
+                }
+            )
         )
 
     assert told("all") == told("own") == []
@@ -243,11 +326,15 @@ def test_attributes_that_never_vary_are_told_before_anything_is_computed(tmp_pat
         "target: attributes: all private pictures have the same same, so nothing can be learned or measured: name one that varies, or mend the table in data.attributes"
     ]
     (tmp_path / "table.csv").write_text("\n".join(["picture,own,same", *lines[1:]]))
-    assert told("all")[0].startswith(f"data: {tmp_path / 'table.csv'} says nothing of 1 of 15 private pictures: person 0/0.png")
+    assert told("all")[0].startswith(
+        f"data: {tmp_path / 'table.csv'} says nothing of 1 of 15 private pictures: person 0/0.png"
+    )
 
 
 def test_victims_who_are_all_alike_are_told_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_pipeline, "attributes_in", lambda images, names: torch.ones(len(images), len(names)))
+    monkeypatch.setattr(
+        feature_pipeline, "attributes_in", lambda images, names: torch.ones(len(images), len(names))
+    )
     with pytest.raises(
         DataError,
         match=r"each of 17 attributes has the same answer for all 6 pictures: .* take more people or pictures \(judging\.identities",
@@ -257,7 +344,13 @@ def test_victims_who_are_all_alike_are_told_before_anything_is_trained(tmp_path,
 
 
 def test_a_problem_of_part_of_a_grid_comes_with_its_place():
-    grid = TOY | {"grid": {"seed": [0], "defenses": [[], [{**CRAFT, "beta": -1.0}], [{**CRAFT, "beta": 3.0}]], "target.epochs": [1, 2]}}
+    grid = TOY | {
+        "grid": {
+            "seed": [0],
+            "defenses": [[], [{**CRAFT, "beta": -1.0}], [{**CRAFT, "beta": 3.0}]],
+            "target.epochs": [1, 2],
+        }
+    }
     with pytest.raises(ConfigError) as caught:
         feature_experiments(grid)
     label = "seed=0, crafter(beta=-1.0, steps=2, inner_steps=2, terms=2, critic_steps=1, index_steps=2, first_steps=2, batch=4), target.epochs=1"
@@ -266,15 +359,15 @@ def test_a_problem_of_part_of_a_grid_comes_with_its_place():
     )
     with pytest.raises(ConfigError) as caught:
         feature_experiments(grid | {"split": {"test": 2.0}})
-    assert "split.test: expected less than 1, got 2.0; the default is 0.2" in caught.value.problems  # which is everywhere
+    assert (
+        "split.test: expected less than 1, got 2.0; the default is 0.2" in caught.value.problems
+    )  # which is everywhere
 
 
 def test_no_cut_cannot_be_said_by_a_word(config):
     done = call("check", config, "--set", "target.cut=none")
     assert done.exit_code == 2
-    message = (
-        "target.cut: 'none' names no layer; name one, such as \"stage1\", or audit the whole model: with a config that has no target.cut"
-    )
+    message = "target.cut: 'none' names no layer; name one, such as \"stage1\", or audit the whole model: with a config that has no target.cut"
     assert message in done.stderr
 
 
@@ -293,7 +386,10 @@ def test_which_configs_are_about_features():
 
 def rows(similarity, hits=0.0):
     table = torch.tensor(similarity).reshape(-1, 1)
-    return Rows(labels=torch.arange(len(table)), columns={"similarity": table, "top1_1": torch.full_like(table, hits)})
+    return Rows(
+        labels=torch.arange(len(table)),
+        columns={"similarity": table, "top1_1": torch.full_like(table, hits)},
+    )
 
 
 def test_controls():
@@ -303,20 +399,36 @@ def test_controls():
     sound = judge_features(weak, blind, (strong, blind), scale, **given)
     assert sound.vacuous == ""
     assert sound.lift[0].value == pytest.approx(0.1)
-    assert "does not rebuild people from unprotected features" in judge_features(weak, blind, (weak, blind), scale, **given).vacuous
+    assert (
+        "does not rebuild people from unprotected features"
+        in judge_features(weak, blind, (weak, blind), scale, **given).vacuous
+    )
     assert "no positive control" in judge_features(weak, blind, None, scale, **given).vacuous
-    assert "search broke off for 11 of 20 people" in judge_features(weak, blind, (strong, blind), scale, partial=11, **given).vacuous
+    assert (
+        "search broke off for 11 of 20 people"
+        in judge_features(weak, blind, (strong, blind), scale, partial=11, **given).vacuous
+    )
     assert (
         "partial: the search broke off for 1 of 20"
-        in judge_features(weak, blind, (strong, blind), scale, partial=1, broken=3, **given).warnings[0]
+        in judge_features(
+            weak, blind, (strong, blind), scale, partial=1, broken=3, **given
+        ).warnings[0]
     )
     near = scale | {"different_people": 0.55}
-    assert "hardly more like the victims" in judge_features(weak, blind, (strong, blind), near, **given).vacuous
+    assert (
+        "hardly more like the victims"
+        in judge_features(weak, blind, (strong, blind), near, **given).vacuous
+    )
     assert (
         "whom the prior was trained on is not known"
         in judge_features(weak, blind, (strong, blind), scale, strangers=False, **given).warnings[0]
     )
-    assert "hardly tells people apart" in judge_features(weak, blind, (strong, blind), scale | {"same_person": 0.1}, **given).vacuous
+    assert (
+        "hardly tells people apart"
+        in judge_features(
+            weak, blind, (strong, blind), scale | {"same_person": 0.1}, **given
+        ).vacuous
+    )
 
 
 def call(*words):
@@ -342,12 +454,34 @@ def test_the_commands(finished, config, tmp_path):
     several = call("protect", config, "--store", store, "--out", tmp_path / "split")
     assert several.exit_code == 2
     assert "name it with --only" in several.stderr
-    protected = call("protect", config, "--store", store, "--out", tmp_path / "split", "--only", "crafter, latent", "--json")
+    protected = call(
+        "protect",
+        config,
+        "--store",
+        store,
+        "--out",
+        tmp_path / "split",
+        "--only",
+        "crafter, latent",
+        "--json",
+    )
     assert protected.exit_code == 0, protected.output
     told = json.loads(protected.stdout)
     client, server = Client.load(told["client"]), Server.load(told["server"])
     assert client.protection.name == "crafter"
-    assert call("protect", config, "--store", store, "--out", tmp_path / "split", "--only", "crafter, latent").exit_code == 2
+    assert (
+        call(
+            "protect",
+            config,
+            "--store",
+            store,
+            "--out",
+            tmp_path / "split",
+            "--only",
+            "crafter, latent",
+        ).exit_code
+        == 2
+    )
 
     album = tmp_path / "album"
     album.mkdir()
@@ -360,7 +494,10 @@ def test_the_commands(finished, config, tmp_path):
         assert json.loads(file.metadata()["values"])["pictures"] == ["0.png", "1.png", "2.png"]
     assert server.answer(features).shape == (3, 17)
     assert not list(tmp_path.glob(".*.partial"))
-    assert call("release", told["client"], album, "--out", tmp_path / "features.safetensors").exit_code == 2
+    assert (
+        call("release", told["client"], album, "--out", tmp_path / "features.safetensors").exit_code
+        == 2
+    )
     assert call("release", tmp_path, album, "--out", tmp_path / "other.safetensors").exit_code == 2
 
 
@@ -375,7 +512,16 @@ def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_pat
     )
     settings = [word for change in changes for word in ("--set", change)]
     done = call(
-        "protect", config, "--store", tmp_path / "store", "--out", tmp_path / "split", "--only", "undefended, decoder", "--json", *settings
+        "protect",
+        config,
+        "--store",
+        tmp_path / "store",
+        "--out",
+        tmp_path / "split",
+        "--only",
+        "undefended, decoder",
+        "--json",
+        *settings,
     )
     assert done.exit_code == 0, done.stderr
     assert set(made(tmp_path / "store")) == {"split", "target", "release"}
@@ -400,7 +546,12 @@ def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_pat
         )
         assert done.exit_code == 2
         assert message in done.stderr
-    assert call("run", config, "--store", tmp_path / "store", "--out", tmp_path / "run", *settings).exit_code == 2
+    assert (
+        call(
+            "run", config, "--store", tmp_path / "store", "--out", tmp_path / "run", *settings
+        ).exit_code
+        == 2
+    )
 
 
 def feature_pipeline_png(number: int) -> bytes:
@@ -408,7 +559,9 @@ def feature_pipeline_png(number: int) -> bytes:
 
 
 def test_one_experiment_alone_runs(tmp_path):
-    exp = FeatureExperiment.parse(TOY | {"attack": {"name": "hybrid", "start": "noise", "steps": 2}})
+    exp = FeatureExperiment.parse(
+        TOY | {"attack": {"name": "hybrid", "start": "noise", "steps": 2}}
+    )
     audit = run_features(exp, Store(tmp_path))
     assert audit.found.images.shape == (3, 2, 3, 16, 16)
     assert Path(tmp_path / "intercept").is_dir()
@@ -422,9 +575,13 @@ def test_without_a_prior_blind_draws_are_public_pictures(tmp_path):
     store = Store(tmp_path)
     audit = run_features(exp, store)
     assert not (tmp_path / "prior").exists()
-    blind = store.step(feature_pipeline.BLIND, 2, None, audit.split.public, [0, 1, 2], seed=exp.seed)
+    blind = store.step(
+        feature_pipeline.BLIND, 2, None, audit.split.public, [0, 1, 2], seed=exp.seed
+    )
     strangers = audit.split.public.floats()
-    assert all((strangers == picture).flatten(1).all(1).any() for picture in blind.images.flatten(0, 1))
+    assert all(
+        (strangers == picture).flatten(1).all(1).any() for picture in blind.images.flatten(0, 1)
+    )
 
 
 def test_a_prior_of_another_size_serves(tmp_path):
@@ -444,11 +601,16 @@ def test_features_that_tell_nothing_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(
         feature_pipeline.Device,
         "release",
-        lambda self, pictures, number=0: feature_pipeline.Released(torch.zeros(len(pictures.images), 4, 8, 8), key="nothing"),
+        lambda self, pictures, number=0: feature_pipeline.Released(
+            torch.zeros(len(pictures.images), 4, 8, 8), key="nothing"
+        ),
     )
     exp = FeatureExperiment.parse(
         TOY
-        | {"attack": {"name": "decoder", "epochs": 1, "width": 4}, "judging": {"identities": 3, "pictures": 2, "positive_control": False}}
+        | {
+            "attack": {"name": "decoder", "epochs": 1, "width": 4},
+            "judging": {"identities": 3, "pictures": 2, "positive_control": False},
+        }
     )
     audit = run_features(exp, Store(tmp_path))
     assert audit.facts["lda"] is None
@@ -456,7 +618,10 @@ def test_features_that_tell_nothing_are_reported(tmp_path, monkeypatch):
 
 
 def test_a_release_time_defense_needs_a_cut():
-    with pytest.raises(ConfigError, match="crafter acts on features that leave a device, and this target has no cut"):
+    with pytest.raises(
+        ConfigError,
+        match="crafter acts on features that leave a device, and this target has no cut",
+    ):
         Experiment.parse({"defenses": [CRAFT]})
 
 

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from frostglass.attacks.features.base import Ledger
-from frostglass.attacks.features.view import FeatureView, in_company
-from frostglass.errors import AccessError, ConfigError, RunError
-from frostglass.models.cut import Halves
-from frostglass.runtime import frozen, seeded
+from frostglass.core.errors import AccessError, ConfigError, RunError
+from frostglass.core.types import Halves
+from frostglass.core.views import FeatureView, batch_invariant
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import seeded
 from worlds import MemoryWork
 
 SHAPE, FEATURE = (3, 16, 16), (4, 8, 8)
@@ -34,7 +35,13 @@ USES = {
 
 
 @pytest.mark.parametrize(
-    ("granted", "allowed"), [("encode", {"encode"}), ("encoder", {"encode", "encoder"}), ("protection", {"protection"}), (None, set())]
+    ("granted", "allowed"),
+    [
+        ("encode", {"encode"}),
+        ("encoder", {"encode", "encoder"}),
+        ("protection", {"protection"}),
+        (None, set()),
+    ],
 )
 def test_what_is_granted_works_and_nothing_else(granted, allowed):
     seen = view(*([granted] if granted else []))
@@ -43,7 +50,10 @@ def test_what_is_granted_works_and_nothing_else(granted, allowed):
             assert use(seen).shape == (5, *FEATURE)
         else:
             told = granted or "the released features alone"
-            with pytest.raises(AccessError, match=f"this view grants {told} and not {name}: name it in the view's access"):
+            with pytest.raises(
+                AccessError,
+                match=f"this view grants {told} and not {name}: name it in the view's access",
+            ):
                 use(seen)
     assert seen.queries == 5 * len(allowed)
 
@@ -54,12 +64,17 @@ def test_victims_are_released_again_only_where_protection_is_granted():
 
 
 def test_unknown_access_is_refused():
-    with pytest.raises(ConfigError, match="access must name some of encode, encoder, protection; got gradients"):
+    with pytest.raises(
+        ConfigError, match="access must name some of encode, encoder, protection; got gradients"
+    ):
         view("gradients")
 
 
 def test_features_of_another_layer_are_refused():
-    with pytest.raises(ConfigError, match=r"the shape \(4, 4, 4\), and this encoder makes \(4, 8, 8\): cut the same model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the shape \(4, 4, 4\), and this encoder makes \(4, 8, 8\): cut the same model",
+    ):
         FeatureView(halves(), torch.zeros(2, 4, 4, 4), ["encode"])
 
 
@@ -70,7 +85,9 @@ def test_nothing_released_is_refused():
 
 def test_what_is_not_finite_is_refused_wherever_it_comes_from():
     broken = torch.full((2, *FEATURE), torch.nan)
-    with pytest.raises(RunError, match="released features that are not finite: look at its protection"):
+    with pytest.raises(
+        RunError, match="released features that are not finite: look at its protection"
+    ):
         FeatureView(halves(), broken, ["encode"])
     seen = view("protection", protect=lambda images, number: broken, again=lambda number: broken)
     with pytest.raises(RunError, match="not finite"):
@@ -80,8 +97,14 @@ def test_what_is_not_finite_is_refused_wherever_it_comes_from():
 
 
 def test_a_protection_that_loses_pictures_is_told():
-    seen = view("protection", protect=lambda images, number: torch.zeros(1, *FEATURE), again=lambda number: torch.zeros(2, 4))
-    with pytest.raises(RunError, match=r"released \(1, 4, 8, 8\) for 5 pictures, expected \(5, 4, 8, 8\)"):
+    seen = view(
+        "protection",
+        protect=lambda images, number: torch.zeros(1, *FEATURE),
+        again=lambda number: torch.zeros(2, 4),
+    )
+    with pytest.raises(
+        RunError, match=r"released \(1, 4, 8, 8\) for 5 pictures, expected \(5, 4, 8, 8\)"
+    ):
         seen.protected(PICTURES)
     with pytest.raises(RunError, match=r"released \(2, 4\) for 2 pictures"):
         seen.again(3)
@@ -97,7 +120,7 @@ def test_plain_features_carry_no_gradient_and_the_encoder_does():
 
 def test_a_device_without_protection_releases_plain_features():
     seen = view("protection")
-    assert torch.equal(seen.protected(PICTURES), seen.looked_up(PICTURES))
+    assert torch.equal(seen.protected(PICTURES), seen.encode_uncounted(PICTURES))
     assert torch.equal(seen.again(1), seen.released)
 
 
@@ -146,7 +169,7 @@ def test_a_feature_is_the_same_in_any_company():
 
 def test_looking_up_for_the_record_is_not_counted():
     seen = view()
-    assert torch.equal(seen.looked_up(PICTURES[:2]), seen.released)
+    assert torch.equal(seen.encode_uncounted(PICTURES[:2]), seen.released)
     assert seen.queries == 0
 
 
@@ -158,8 +181,8 @@ def test_rows_go_through_a_network_in_chunks():
         return rows * 2
 
     rows = torch.arange(70.0)[:, None]
-    assert torch.equal(in_company(network, rows), rows * 2)
-    assert sizes == [64, 16]  # six rows, filled up to the lanes
+    assert torch.equal(batch_invariant(network, rows), rows * 2)
+    assert sizes == [64, 16]  # six rows, filled up to the batch_multiple
 
 
 def test_the_encoder_is_frozen_through_the_view():

@@ -11,23 +11,31 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 from frostglass.attacks import base
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.types import Target
 from frostglass.models.build import build
 from frostglass.priors.wgan import build_generator
-from frostglass.runtime import capture, channels_last, folded, frozen, seeded
-from frostglass.types import Target
+from frostglass.runtime.folding import folded
+from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.hooks import capture
+from frostglass.runtime.seeding import seeded
 from worlds import NoWork, prior, target
 
 
 def lively(module: nn.Module, seed: int = 0) -> nn.Module:
     """In double precision and evaluation, with statistics and affine weights that change what passes."""
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     module.double().eval()
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            for tensor, low, high in ((part.weight, -2, 2), (part.bias, -1, 1), (part.running_mean, -1, 1), (part.running_var, 0.2, 3)):
+            for tensor, low, high in (
+                (part.weight, -2, 2),
+                (part.bias, -1, 1),
+                (part.running_mean, -1, 1),
+                (part.running_var, 0.2, 3),
+            ):
                 if tensor is not None:
-                    tensor.data.copy_(torch.rand(tensor.shape, generator=dice) * (high - low) + low)
+                    tensor.data.copy_(torch.rand(tensor.shape, generator=rng) * (high - low) + low)
     return module
 
 
@@ -44,7 +52,9 @@ def asked(module: nn.Module, data: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """What comes out, and the gradient of something that weighs every output by another number."""
     leaf = data.clone().requires_grad_()
     out = module(leaf)
-    (slope,) = torch.autograd.grad((out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)).sum(), leaf)
+    (slope,) = torch.autograd.grad(
+        (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)).sum(), leaf
+    )
     return out.detach(), slope
 
 
@@ -98,9 +108,16 @@ def test_whole_networks_stay_the_same(name, monkeypatch):
         with seeded(0, "tests", "generator"):
             module, data, left = lively(build_generator(8, 4, (3, 32, 32))), shown(4, 8), 0
     else:
-        wide, left = ({}, 0) if name == "mcnn" else ({"width": 4}, {"vgg16": 1, "cnn": 0, "resnet34": 34}[name])
+        wide, left = (
+            ({}, 0)
+            if name == "mcnn"
+            else ({"width": 4}, {"vgg16": 1, "cnn": 0, "resnet34": 34}[name])
+        )
         shape = (3, 32, 32)
-        module, data = lively(build(name, classes=5, image_shape=shape, seed=0, **wide)), shown(4, *shape)
+        module, data = (
+            lively(build(name, classes=5, image_shape=shape, seed=0, **wide)),
+            shown(4, *shape),
+        )
     usual, slope = asked(module, data)
     norms = Counted(monkeypatch)
     with frozen(module), channels_last(module), folded(module):
@@ -124,16 +141,33 @@ def test_layer_and_batch_norm_are_one_formula():
 
 def everything(module: nn.Module):
     """Objects, places in memory, layouts, flags and the order of all there is."""
-    state = [(name, value.data_ptr(), value.stride(), value.clone()) for name, value in module.state_dict().items()]
-    tensors = [(name, id(t), t.requires_grad, id(t.grad)) for name, t in (*module.named_parameters(), *module.named_buffers())]
-    parts = [(name, id(part), part.training, sorted(vars(part))) for name, part in module.named_modules()]
+    state = [
+        (name, value.data_ptr(), value.stride(), value.clone())
+        for name, value in module.state_dict().items()
+    ]
+    tensors = [
+        (name, id(t), t.requires_grad, id(t.grad))
+        for name, t in (*module.named_parameters(), *module.named_buffers())
+    ]
+    parts = [
+        (name, id(part), part.training, sorted(vars(part))) for name, part in module.named_modules()
+    ]
     return [entry[:3] for entry in state], tensors, parts, [entry[3] for entry in state]
 
 
 @pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize("order", ["folded inside", "folded outside the layout"])
 def test_everything_is_back_afterwards(order, failing):
-    module = made(lambda: [nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.BatchNorm1d(4)])
+    module = made(
+        lambda: [
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+            nn.BatchNorm1d(4),
+        ]
+    )
     module.train()
     module[0].weight.grad = torch.ones_like(module[0].weight)
     module[1].bias.requires_grad_(False)
@@ -143,7 +177,10 @@ def test_everything_is_back_afterwards(order, failing):
         inner = (channels_last, folded) if order == "folded inside" else (folded, channels_last)
         with frozen(module), inner[0](module), inner[1](module):
             names = list(module.state_dict())
-            assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), before[3], strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(module.state_dict().values(), before[3], strict=True)
+            )
             asked(module, data)
             assert "forward" in vars(module[1])
             if failing:
@@ -290,14 +327,20 @@ def test_a_batch_norm_over_other_axes_is_left_alone():
 
 def test_a_layer_shared_by_two_networks_is_left_alone():
     layer = nn.Conv2d(3, 8, 3)
-    one, other = lively(nn.Sequential(layer, nn.BatchNorm2d(8))), lively(nn.Sequential(layer, nn.ReLU()))
+    one, other = (
+        lively(nn.Sequential(layer, nn.BatchNorm2d(8))),
+        lively(nn.Sequential(layer, nn.ReLU())),
+    )
     with frozen(one, other), folded(one, other):
         assert "forward" not in vars(layer)
 
 
 def test_who_watches_inside_the_block_sees_what_is_there():
     """A hook that comes and goes inside the block is given the real numbers, and the outputs stay the same."""
-    module, data = made(lambda: [nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)]), shown(6, 7)
+    module, data = (
+        made(lambda: [nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)]),
+        shown(6, 7),
+    )
     with frozen(module):
         names = ("0", "1", "3")
         with capture(module, names) as outputs, capture(module, names, inputs=True) as inputs:
@@ -314,15 +357,21 @@ def test_who_watches_inside_the_block_sees_what_is_there():
 
 
 def found(made_target, known, **more):
-    return invert(Gmi(**({"steps": 6, "lr": 0.1, "coupling": 1} | more)), made_target.view(["gradients"]), known, seed=0, work=NoWork())
+    return invert(
+        Gmi(**({"steps": 6, "lr": 0.1, "coupling": 1} | more)),
+        made_target.view(["gradients"]),
+        known,
+        seed=0,
+        work=NoWork(),
+    )
 
 
 def test_attacks_fold_and_end_where_they_did(monkeypatch):
     made_target, known = target(), prior()
-    dice = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for norm in (made_target.module[1], known.generator[1]):
-        norm.running_mean.copy_(torch.rand(norm.num_features, generator=dice) / 4)
-        norm.running_var.copy_(torch.rand(norm.num_features, generator=dice) + 0.5)
+        norm.running_mean.copy_(torch.rand(norm.num_features, generator=rng) / 4)
+        norm.running_var.copy_(torch.rand(norm.num_features, generator=rng) + 0.5)
     norms = Counted(monkeypatch)
     quick = found(made_target, known)
     assert norms.calls == 4  # the two trials without folding, on two networks; none in the search
@@ -351,7 +400,9 @@ def test_a_network_that_picks_layers_out_of_a_row_is_attacked_unfolded(monkeypat
     made_target.module[1].running_var.fill_(9.0)
     picking = replace(made_target, module=Picking(made_target.module), head="inner.6")
     folds = []
-    monkeypatch.setattr(base, "folded", lambda *networks: folds.append(networks) or folded(*networks))
+    monkeypatch.setattr(
+        base, "folded", lambda *networks: folds.append(networks) or folded(*networks)
+    )
     picked = found(picking, prior())
     assert [len(networks) for networks in folds] == [4, 0]
     monkeypatch.setattr(base, "_true_when_folded", lambda view, prior: [])
@@ -359,23 +410,40 @@ def test_a_network_that_picks_layers_out_of_a_row_is_attacked_unfolded(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("batch", "candidates", "identities", "searches"), [(64, 5, 16, [48, 32]), (64, 2, 32, [64]), (64, 1, 64, [64]), (2, 3, 1, [3])]
+    ("batch", "candidates", "identities", "searches"),
+    [(64, 5, 16, [48, 32]), (64, 2, 32, [64]), (64, 1, 64, [64]), (2, 3, 1, [3])],
 )
-def test_shards_are_of_a_size_that_fills_lanes(batch, candidates, identities, searches, monkeypatch):
+def test_shards_are_of_a_size_that_fills_lanes(
+    batch, candidates, identities, searches, monkeypatch
+):
     attack = Gmi(steps=1, batch=batch, candidates=candidates, keep=1)
     assert base._identities(attack, candidates) == identities
     sizes, known = [], prior()
     module = nn.Sequential(nn.Flatten(), nn.Linear(768, 80))
-    wide = Target(module=module, classes=tuple(map(str, range(80))), image_shape=(3, 16, 16), head="1", key="wide")
+    wide = Target(
+        module=module,
+        classes=tuple(map(str, range(80))),
+        image_shape=(3, 16, 16),
+        head="1",
+        key="wide",
+    )
     usual = base._read_out
     monkeypatch.setattr(
-        base, "_read_out", lambda view, show, latents, *more: sizes.append(len(latents)) or usual(view, show, latents, *more)
+        base,
+        "_read_out",
+        lambda view, show, latents, *more: (
+            sizes.append(len(latents)) or usual(view, show, latents, *more)
+        ),
     )
     invert(attack, wide.view(["gradients"]), known, labels=range(identities), seed=0, work=NoWork())
     assert sizes == searches
 
 
 def test_a_network_that_is_replicated_is_left_alone():
-    network = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).eval().requires_grad_(False)
+    network = (
+        nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+        .eval()
+        .requires_grad_(False)
+    )
     with folded(network):
         assert "forward" not in vars(network.module[0])

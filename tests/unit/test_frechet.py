@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from frostglass.errors import DataError
-from frostglass.metrics.frechet import frechet_distance
+from frostglass.core.errors import DataError
+from frostglass.metrics._frechet import frechet_distance
 
 
 def features(count: int, size: int, seed: int) -> torch.Tensor:
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    return torch.randn(
+        count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.double
+    )
 
 
 def test_nothing_is_far_from_itself():
@@ -31,10 +33,15 @@ def test_a_stretch_of_one_feature_is_known():
 
 def test_against_the_product_itself():
     """The eigenvalues of C₁C₂, which is not symmetric, are those of its symmetric form."""
-    some, others = features(40, 5, 0) @ features(5, 5, 1), features(60, 5, 2) @ features(5, 5, 3) + 1
+    some, others = (
+        features(40, 5, 0) @ features(5, 5, 1),
+        features(60, 5, 2) @ features(5, 5, 3) + 1,
+    )
     first, second = some.T.cov(), others.T.cov()
     shared = torch.linalg.eigvals(first @ second).sqrt().real.sum()
-    expected = ((some.mean(0) - others.mean(0)) ** 2).sum() + first.trace() + second.trace() - 2 * shared
+    expected = (
+        ((some.mean(0) - others.mean(0)) ** 2).sum() + first.trace() + second.trace() - 2 * shared
+    )
     assert frechet_distance(some, others) == pytest.approx(expected.item())
 
 

@@ -16,18 +16,26 @@ from torch import nn
 from typer.testing import CliRunner
 
 from frostglass.attacks.base import attacks, invert, prior_only
-from frostglass.attacks.brepmi import Brepmi
-from frostglass.attacks.gmi import Gmi
-from frostglass.attacks.lomma import Lomma
+from frostglass.attacks.model.brepmi import Brepmi
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.attacks.model.lomma import Lomma
+from frostglass.audit.config import generator_settings, read_config
+from frostglass.audit.pipeline import PRIOR, fingerprint
 from frostglass.cli.main import app
-from frostglass.errors import CheckpointError, ConfigError, ModelError
-from frostglass.experiments.config import generator_settings, read_config
-from frostglass.experiments.pipeline import PRIOR, fingerprint
-from frostglass.experiments.store import Store
-from frostglass.priors.base import UNKNOWN, load_prior, priors, save_prior
-from frostglass.priors.foreign import load_network
-from frostglass.priors.generator import Generator, Latents, OwnPictures, check_generator, prior_from
-from frostglass.runtime import seeded
+from frostglass.core.errors import CheckpointError, ConfigError, ModelError
+from frostglass.core.prior import UNKNOWN
+from frostglass.priors._files import load_prior, save_prior
+from frostglass.priors._foreign import load_network
+from frostglass.priors.base import priors
+from frostglass.priors.generator import (
+    Generator,
+    Latents,
+    OwnPictures,
+    check_generator,
+    prior_from,
+)
+from frostglass.runtime.seeding import seeded
+from frostglass.store.store import Store
 from worlds import SHAPE, images, target
 
 Z = 6
@@ -42,7 +50,11 @@ class Dcgan(nn.Module):
         super().__init__()
         with seeded(seed, "tests", "dcgan"):
             self.layers = nn.Sequential(
-                nn.ConvTranspose2d(Z, 8, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, colours, 4, 4), nn.Tanh()
+                nn.ConvTranspose2d(Z, 8, 4),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.ConvTranspose2d(8, colours, 4, 4),
+                nn.Tanh(),
             )
             for layer in (self.layers[0], self.layers[3]):
                 nn.init.normal_(layer.weight, std=0.6)
@@ -64,14 +76,23 @@ def onnx_model(net, opset=17, first="latent", batch="n", nodes=()):
         [
             *nodes,
             helper.make_node("ConvTranspose", [first, "w1", "b1"], ["a"], name="first"),
-            helper.make_node("BatchNormalization", ["a", "scale", "shift", "mean", "var"], ["b"], epsilon=norm.eps),
+            helper.make_node(
+                "BatchNormalization",
+                ["a", "scale", "shift", "mean", "var"],
+                ["b"],
+                epsilon=norm.eps,
+            ),
             helper.make_node("Relu", ["b"], ["c"]),
             helper.make_node("ConvTranspose", ["c", "w2", "b2"], ["d"], strides=[4, 4]),
             helper.make_node("Tanh", ["d"], ["pictures"]),
         ],
         "dcgan",
         [helper.make_tensor_value_info("latent", TensorProto.FLOAT, [batch, Z, 1, 1])],
-        [helper.make_tensor_value_info("pictures", TensorProto.FLOAT, [batch, out.weight.shape[1], 16, 16])],
+        [
+            helper.make_tensor_value_info(
+                "pictures", TensorProto.FLOAT, [batch, out.weight.shape[1], 16, 16]
+            )
+        ],
         [numpy_helper.from_array(value.detach().numpy(), name) for name, value in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
@@ -118,18 +139,40 @@ def test_latents_are_carried_to_the_stated_distribution():
     assert (shares - 0.1).abs().max() < 0.006
     on_sphere = Latents.parse("sphere:6").of(NORMALS)
     assert torch.allclose(on_sphere.norm(dim=1), torch.full((5,), math.sqrt(6)), atol=1e-4)
-    assert torch.allclose(on_sphere / on_sphere.norm(dim=1, keepdim=True), NORMALS / NORMALS.norm(dim=1, keepdim=True), atol=1e-6)
+    assert torch.allclose(
+        on_sphere / on_sphere.norm(dim=1, keepdim=True),
+        NORMALS / NORMALS.norm(dim=1, keepdim=True),
+        atol=1e-6,
+    )
     assert Latents.parse("sphere:6").of(torch.zeros(1, 6)).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform", "sphere"])
 def test_gradients_of_the_carrying(kind):
-    assert torch.autograd.gradcheck(Latents.parse(f"{kind}:3x2").of, NORMALS[:2].double().requires_grad_())
+    assert torch.autograd.gradcheck(
+        Latents.parse(f"{kind}:3x2").of, NORMALS[:2].double().requires_grad_()
+    )
 
 
-@pytest.mark.parametrize("text", ["", "normal", "normal:", "gauss:5", "normal:0", "normal:5x", "normal:-5", "normal:5×1", "normal:1.5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "normal",
+        "normal:",
+        "gauss:5",
+        "normal:0",
+        "normal:5x",
+        "normal:-5",
+        "normal:5×1",
+        "normal:1.5",
+    ],
+)
 def test_bad_latents(text):
-    with pytest.raises(ConfigError, match=r"latent: expected a kind .normal, uniform, sphere. and a shape, such as normal:512"):
+    with pytest.raises(
+        ConfigError,
+        match=r"latent: expected a kind .normal, uniform, sphere. and a shape, such as normal:512",
+    ):
         generator(latent=text)
     with pytest.raises(ConfigError, match="prior_from: latent: expected a kind"):
         prior_from(Dcgan(), latent=text)
@@ -140,9 +183,17 @@ def test_a_module_becomes_a_prior():
     prior = prior_from(net, latent=f"normal:{Z}x1x1", range=(-1, 1), size=16)
     raw = net(NORMALS[..., None, None])
     assert torch.equal(prior.images(NORMALS), (raw / 2 + 0.5).clamp(0, 1))
-    assert (prior.latent, prior.image_shape, prior.critic, len(prior.saw), prior.condition) == (Z, SHAPE, None, 0, "")
-    assert prior.info["saw"] == UNKNOWN
-    wider = prior_from(net, latent=f"normal:{Z}x1x1", range=(0.9, -0.9))  # black and white the other way round
+    assert (
+        prior.latent,
+        prior.image_shape,
+        prior.critic,
+        len(prior.seen_identities),
+        prior.condition,
+    ) == (Z, SHAPE, None, 0, "")
+    assert prior.info["seen_identities"] == UNKNOWN
+    wider = prior_from(
+        net, latent=f"normal:{Z}x1x1", range=(0.9, -0.9)
+    )  # black and white the other way round
     assert torch.allclose(wider.generator.paint(NORMALS), (0.9 - raw) / 1.8, atol=1e-6)
     assert wider.generator.paint(NORMALS).min() < 0
     assert torch.equal(wider.images(NORMALS), wider.generator.paint(NORMALS).clamp(0, 1))
@@ -150,7 +201,9 @@ def test_a_module_becomes_a_prior():
 
 @pytest.mark.parametrize("source", ["onnx:gen.onnx", "torchscript:gen.pt", "own_generator:make"])
 def test_every_source_gives_the_pictures_and_gradients_of_the_module(source, here):
-    code("import torch\nfrom torch import nn\nimport test_dcgan\n\ndef make():\n    return test_dcgan.Dcgan()\n")
+    code(
+        "import torch\nfrom torch import nn\nimport test_dcgan\n\ndef make():\n    return test_dcgan.Dcgan()\n"
+    )
     sys.modules["test_dcgan"] = sys.modules[__name__]
     prior = generator(source).train(PUBLIC)
     del sys.modules["test_dcgan"]
@@ -159,7 +212,10 @@ def test_every_source_gives_the_pictures_and_gradients_of_the_module(source, her
     made, expected = prior.images(one), known(other)
     assert torch.allclose(made, expected, atol=1e-5)
     weight = torch.rand(expected.shape, generator=torch.Generator().manual_seed(3))
-    slopes = [torch.autograd.grad((pictures * weight).sum(), start)[0] for pictures, start in ((made, one), (expected, other))]
+    slopes = [
+        torch.autograd.grad((pictures * weight).sum(), start)[0]
+        for pictures, start in ((made, one), (expected, other))
+    ]
     assert slopes[1].norm() > 1
     assert torch.allclose(*slopes, atol=1e-3)
     assert not prior.generator.training
@@ -201,45 +257,111 @@ def one_row(pictures, latents):
 
 
 WRONG = [
-    ({"latent": "normal:6"}, None, r"Dcgan cannot take 3 latents of 6, stated as normal:6: Expected .*; it takes normal:6x1x1$"),
-    ({"latent": "normal:7x1x1"}, None, r"cannot take 3 latents of 7×1×1, stated as normal:7x1x1: Given transposed=1, weight of size \[6, "),
-    ({"range": (0, 1)}, None, r"52% of its values lie outside the stated range 0:1, they go from -.* to .*: it looks like -1:1; state as"),
-    ({"range": (0, 255)}, None, r"its values use 0% of the stated range 0:255, .*: it looks like -1:1; state as prior.range"),
-    ({}, lambda x, z: x / 2 + 0.5, r"its values use 50% of the stated range -1:1, they go from .*: it looks like 0:1; "),
-    ({}, lambda x, z: x * 127.5 + 127.5, r"\d\d% of its values lie outside the stated range -1:1, .*: it looks like 0:255; "),
+    (
+        {"latent": "normal:6"},
+        None,
+        r"Dcgan cannot take 3 latents of 6, stated as normal:6: Expected .*; it takes normal:6x1x1$",
+    ),
+    (
+        {"latent": "normal:7x1x1"},
+        None,
+        r"cannot take 3 latents of 7×1×1, stated as normal:7x1x1: Given transposed=1, weight of size \[6, ",
+    ),
+    (
+        {"range": (0, 1)},
+        None,
+        r"52% of its values lie outside the stated range 0:1, they go from -.* to .*: it looks like -1:1; state as",
+    ),
+    (
+        {"range": (0, 255)},
+        None,
+        r"its values use 0% of the stated range 0:255, .*: it looks like -1:1; state as prior.range",
+    ),
+    (
+        {},
+        lambda x, z: x / 2 + 0.5,
+        r"its values use 50% of the stated range -1:1, they go from .*: it looks like 0:1; ",
+    ),
+    (
+        {},
+        lambda x, z: x * 127.5 + 127.5,
+        r"\d\d% of its values lie outside the stated range -1:1, .*: it looks like 0:255; ",
+    ),
     (
         {"range": (0, 1)},
         lambda x, z: x * 40,
         r"of its values lie outside the stated range 0:1, they go from -4\d?.* to \S+: state as prior.range",
     ),
-    ({"range": (3, 3)}, None, "prior_from: range: expected two different numbers, for black and for white, got 3 and 3"),
-    ({"size": 64}, None, "Dcgan makes pictures of 16×16 pixels, and 64×64 was stated: correct prior.size"),
-    ({}, blinking, r"Changed draws noise: the same latents gave pictures that differ by up to \d+\.\d% of the range; switch the noise off"),
+    (
+        {"range": (3, 3)},
+        None,
+        "prior_from: range: expected two different numbers, for black and for white, got 3 and 3",
+    ),
+    (
+        {"size": 64},
+        None,
+        "Dcgan makes pictures of 16×16 pixels, and 64×64 was stated: correct prior.size",
+    ),
+    (
+        {},
+        blinking,
+        r"Changed draws noise: the same latents gave pictures that differ by up to \d+\.\d% of the range; switch the noise off",
+    ),
     (
         {},
         half_detached,
         "its gradients tell 5[01]% of the change that a small step in its latents makes in its pictures: a part of it is det",
     ),
-    ({}, lambda x, z: x.detach(), "Changed lets no gradient through from its pictures to its latents: a part of it is detached"),
-    ({}, lambda x, z: x.detach() + 0 * z.sum(), "its gradients tell 0% of the change"),
-    ({}, lambda x, z: (x * 2).round() / 2, "its gradients tell 0% of the change|its gradients tell nothing, and nothing is what"),
     (
         {},
-        lambda x, z: x[:1].detach().expand(len(z), -1, -1, -1) * 0 + x.new_tensor([-1.0, 1.0]).repeat(8),
+        lambda x, z: x.detach(),
+        "Changed lets no gradient through from its pictures to its latents: a part of it is detached",
+    ),
+    ({}, lambda x, z: x.detach() + 0 * z.sum(), "its gradients tell 0% of the change"),
+    (
+        {},
+        lambda x, z: (x * 2).round() / 2,
+        "its gradients tell 0% of the change|its gradients tell nothing, and nothing is what",
+    ),
+    (
+        {},
+        lambda x, z: (
+            x[:1].detach().expand(len(z), -1, -1, -1) * 0 + x.new_tensor([-1.0, 1.0]).repeat(8)
+        ),
         "makes the same picture of every",
     ),
-    ({}, centred, r"Changed makes other pictures of the same latents in other company, by up to .*: it normalises over the batch"),
-    ({}, one_row, "Changed gives 1 pictures for 3 latents of 6×1×1: export it with a batch axis of any length"),
-    ({}, lambda x, z: (x, z), "Changed gives a tuple: return the pictures alone, from a small module around it if need be"),
+    (
+        {},
+        centred,
+        r"Changed makes other pictures of the same latents in other company, by up to .*: it normalises over the batch",
+    ),
+    (
+        {},
+        one_row,
+        "Changed gives 1 pictures for 3 latents of 6×1×1: export it with a batch axis of any length",
+    ),
+    (
+        {},
+        lambda x, z: (x, z),
+        "Changed gives a tuple: return the pictures alone, from a small module around it if need be",
+    ),
     (
         {},
         lambda x, z: x.flatten(1),
         r"gives float32 \(3, 768\) for 3 latents of 6×1×1: expected float pictures \(3, 1 or 3, height, width\)$",
     ),
-    ({}, lambda x, z: x.permute(0, 2, 3, 1), r"gives float32 \(3, 16, 16, 3\) for .*; its channels come last: add .permute\(0, 3, 1, 2\)"),
+    (
+        {},
+        lambda x, z: x.permute(0, 2, 3, 1),
+        r"gives float32 \(3, 16, 16, 3\) for .*; its channels come last: add .permute\(0, 3, 1, 2\)",
+    ),
     ({}, lambda x, z: (x * 127 + 128).byte(), r"Changed gives uint8 \(3, 3, 16, 16\)"),
     ({}, lambda x, z: x[:, :2], r"Changed gives float32 \(3, 2, 16, 16\)"),
-    ({}, lambda x, z: x / 0, "Changed gives NaN or infinity for 3 latents of 6×1×1: its weights or the statement of its latents"),
+    (
+        {},
+        lambda x, z: x / 0,
+        "Changed gives NaN or infinity for 3 latents of 6×1×1: its weights or the statement of its latents",
+    ),
 ]
 
 
@@ -282,9 +404,15 @@ def test_trying_leaves_no_trace():
             "source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got 'gen.onnx': did you mean onnx:gen.onnx?",
         ),
         ({"source": "onnx:"}, "source: expected onnx:FILE"),
-        ({"range": [1, 1]}, "range: expected two different numbers, for black and for white, got 1 and 1"),
+        (
+            {"range": [1, 1]},
+            "range: expected two different numbers, for black and for white, got 1 and 1",
+        ),
         ({"range": [0, math.inf]}, "range.1: expected a finite number"),
-        ({"weights": "w.safetensors"}, "weights: onnx:gen.onnx brings its own: leave them out, or name a function as source"),
+        (
+            {"weights": "w.safetensors"},
+            "weights: onnx:gen.onnx brings its own: leave them out, or name a function as source",
+        ),
         ({"size": 0}, "size: expected at least 1"),
     ],
 )
@@ -309,7 +437,9 @@ def test_bad_parameters(stated, message):
     ],
 )  # fmt: skip
 def test_sources_that_cannot_be_read(source, message):
-    code("def make(): return 3\n\ndef picky(size, deep=1, **more): return None\n\ndef broken(): open('w.pt')\n")
+    code(
+        "def make(): return 3\n\ndef picky(size, deep=1, **more): return None\n\ndef broken(): open('w.pt')\n"
+    )
     with pytest.raises((ConfigError, ModelError)) as error:
         generator(source).read(SHAPE)
     assert message in str(error.value)
@@ -320,25 +450,41 @@ def test_a_frozen_archive_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.freeze(torch.jit.script(Dcgan().eval())).save("frozen.pt")
-    with pytest.raises(ModelError, match=r"frozen.pt was frozen \(torch.jit.freeze\), .*: save it before freezing"):
+    with pytest.raises(
+        ModelError, match=r"frozen.pt was frozen \(torch.jit.freeze\), .*: save it before freezing"
+    ):
         load_network("torchscript:frozen.pt")
 
 
 def test_torchscript_says_what_its_network_said():
-    with pytest.raises(ModelError, match=r"stated as normal:6: Expected .*; it takes normal:6x1x1$"):
+    with pytest.raises(
+        ModelError, match=r"stated as normal:6: Expected .*; it takes normal:6x1x1$"
+    ):
         generator("torchscript:gen.pt", latent="normal:6").read(SHAPE)
 
 
 def test_an_onnx_file_knows_its_latents():
-    with pytest.raises(ModelError, match=r"onnx:gen.onnx takes latents of 6×1×1, and uniform:512 was stated: state uniform:6x1x1"):
+    with pytest.raises(
+        ModelError,
+        match=r"onnx:gen.onnx takes latents of 6×1×1, and uniform:512 was stated: state uniform:6x1x1",
+    ):
         generator(latent="uniform:512").read(SHAPE)
 
 
 def test_an_onnx_file_for_one_row():
-    model = onnx_model(Dcgan(), batch=1, first="fixed", nodes=[helper.make_node("Reshape", ["latent", "shape"], ["fixed"])])
-    model.graph.initializer.append(numpy_helper.from_array(torch.tensor([1, Z, 1, 1]).numpy(), "shape"))
+    model = onnx_model(
+        Dcgan(),
+        batch=1,
+        first="fixed",
+        nodes=[helper.make_node("Reshape", ["latent", "shape"], ["fixed"])],
+    )
+    model.graph.initializer.append(
+        numpy_helper.from_array(torch.tensor([1, Z, 1, 1]).numpy(), "shape")
+    )
     onnx.save(model, "gen.onnx")
-    with pytest.raises(ModelError, match="; it takes one at a time: export it with a batch axis of any length"):
+    with pytest.raises(
+        ModelError, match="; it takes one at a time: export it with a batch axis of any length"
+    ):
         generator().read(SHAPE)
 
 
@@ -346,7 +492,10 @@ def test_onnx_graphs_with_more_than_latents_and_pictures():
     model = onnx_model(Dcgan())
     model.graph.input.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["n"]))
     onnx.save(model, "two.onnx")
-    with pytest.raises(ModelError, match=r"two.onnx takes 2 tensors \(latent, label\): export a network that takes latents alone"):
+    with pytest.raises(
+        ModelError,
+        match=r"two.onnx takes 2 tensors \(latent, label\): export a network that takes latents alone",
+    ):
         load_network("onnx:two.onnx")
     model = onnx_model(Dcgan())
     model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, None))
@@ -357,20 +506,29 @@ def test_onnx_graphs_with_more_than_latents_and_pictures():
 
 def test_newer_operators_are_rewritten_or_told():
     net = Dcgan().eval()
-    onnx.save(onnx_model(net, 20, "same", nodes=[helper.make_node("Identity", ["latent"], ["same"])]), "new.onnx")
+    onnx.save(
+        onnx_model(net, 20, "same", nodes=[helper.make_node("Identity", ["latent"], ["same"])]),
+        "new.onnx",
+    )
     made = load_network("onnx:new.onnx")
     assert torch.allclose(made(NORMALS[..., None, None]), net(NORMALS[..., None, None]), atol=1e-5)
     padded = [helper.make_node("Pad", ["latent", "sides"], ["same"])]
     model = onnx_model(net, 19, "same", nodes=padded)
-    model.graph.initializer.append(numpy_helper.from_array(torch.zeros(8, dtype=torch.long).numpy(), "sides"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(torch.zeros(8, dtype=torch.long).numpy(), "sides")
+    )
     onnx.save(model, "newer.onnx")
     with pytest.raises(
-        ModelError, match=r"newer.onnx uses ONNX operators of opset 19, .*Pad.*: export it by .*dynamo=False, opset_version=17"
+        ModelError,
+        match=r"newer.onnx uses ONNX operators of opset 19, .*Pad.*: export it by .*dynamo=False, opset_version=17",
     ):
         load_network("onnx:newer.onnx")
     unknown = [helper.make_node("RandomNormalLike", ["latent"], ["same"])]
     onnx.save(onnx_model(net, 17, "same", nodes=unknown), "odd.onnx")
-    with pytest.raises(ModelError, match=r"odd.onnx has an operator that onnx2torch does not know: .*RandomNormalLike"):
+    with pytest.raises(
+        ModelError,
+        match=r"odd.onnx has an operator that onnx2torch does not know: .*RandomNormalLike",
+    ):
         load_network("onnx:odd.onnx")
 
 
@@ -383,7 +541,11 @@ def test_a_batch_norm_whose_number_of_axes_is_left_open(opset):
         helper.make_node("Reshape", ["latent", "shape"], ["same"]),
     ]
     model = onnx_model(net, opset, "same", nodes=hidden)
-    for name, values in (("sides", [0, Z, 1, 1]), ("zero", [0]), ("four", [-4])):  # a side of 0 stays as it is
+    for name, values in (
+        ("sides", [0, Z, 1, 1]),
+        ("zero", [0]),
+        ("four", [-4]),
+    ):  # a side of 0 stays as it is
         model.graph.initializer.append(numpy_helper.from_array(torch.tensor(values).numpy(), name))
     onnx.save(model, "open.onnx")
     made = load_network("onnx:open.onnx")
@@ -394,7 +556,9 @@ def test_a_batch_norm_whose_number_of_axes_is_left_open(opset):
 def test_a_name_in_an_onnx_file_is_never_run_as_code():
     """onnx2torch writes names of nodes into the code of a torch.fx graph, without quoting them."""
     model = onnx_model(Dcgan())
-    model.graph.node[0].name = 'a", None) or setattr(__import__("builtins"), "was_run", 1) or getattr(self, "a'
+    model.graph.node[
+        0
+    ].name = 'a", None) or setattr(__import__("builtins"), "was_run", 1) or getattr(self, "a'
     onnx.save(model, "gen.onnx")
     prior = generator().read(SHAPE)
     prior.images(NORMALS)
@@ -403,7 +567,10 @@ def test_a_name_in_an_onnx_file_is_never_run_as_code():
 
 def test_without_the_extra_the_command_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx2torch", None)
-    with pytest.raises(ConfigError, match=r"ONNX files need onnx and onnx2torch .*: install them with `pip install 'frostglass\[onnx\]'`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"ONNX files need onnx and onnx2torch .*: install them with `pip install 'frostglass\[onnx\]'`",
+    ):
         load_network("onnx:gen.onnx")
 
 
@@ -413,7 +580,9 @@ def test_weights_of_a_function_come_from_a_file():
     other = Dcgan(seed=5).eval()
     save_file(other.state_dict(), "w.safetensors")
     method = generator("own_generator:make", weights="w.safetensors")
-    assert torch.allclose(method.read(SHAPE).generator.raw(NORMALS), other(NORMALS[..., None, None]), atol=1e-5)
+    assert torch.allclose(
+        method.read(SHAPE).generator.raw(NORMALS), other(NORMALS[..., None, None]), atol=1e-5
+    )
     assert sorted(path.name for path in method.files()) == ["own_generator.py", "w.safetensors"]
     save_file({"w": torch.zeros(1)}, "w.safetensors")
     with pytest.raises(CheckpointError, match=r"w.safetensors does not fit Dcgan"):
@@ -426,16 +595,28 @@ def test_weights_of_a_function_come_from_a_file():
 
 def test_another_size_needs_consent():
     with pytest.raises(
-        CheckpointError, match=r"onnx:gen.onnx makes pictures of 16×16 pixels, the data has 32×32: set prior.resize to true"
+        CheckpointError,
+        match=r"onnx:gen.onnx makes pictures of 16×16 pixels, the data has 32×32: set prior.resize to true",
     ):
         generator().read((3, 32, 32))
     prior = generator(resize=True).read((3, 32, 32))
     assert (prior.image_shape, prior.info["resize"]) == (SHAPE, True)
     large = target(shape=(3, 32, 32))
-    found = invert(Gmi(critic_weight=0, steps=2, candidates=2, keep=2), large.view(["gradients"]), prior, labels=[1])
+    found = invert(
+        Gmi(critic_weight=0, steps=2, candidates=2, keep=2),
+        large.view(["gradients"]),
+        prior,
+        labels=[1],
+    )
     assert found.images.shape == (1, 2, *SHAPE)
-    with pytest.raises(ConfigError, match="the prior makes pictures of 3×16×16, the target takes 3×32×32"):
-        invert(Gmi(critic_weight=0), large.view(["gradients"]), prior_from(Dcgan(), latent="normal:6x1x1"))
+    with pytest.raises(
+        ConfigError, match="the prior makes pictures of 3×16×16, the target takes 3×32×32"
+    ):
+        invert(
+            Gmi(critic_weight=0),
+            large.view(["gradients"]),
+            prior_from(Dcgan(), latent="normal:6x1x1"),
+        )
 
 
 @pytest.mark.parametrize(("made", "taken"), [(1, 3), (3, 1)])
@@ -448,7 +629,10 @@ def test_colour_and_grey_serve_each_other(made, taken):
     blind = prior_only(prior, range(4), 1, seed=0)
     assert found.images.shape == (4, 1, made, 16, 16)
     with torch.no_grad():
-        sure = [victim.module.eval()(victim.fit(p.images[:, 0])).softmax(1).diagonal().mean() for p in (found, blind)]
+        sure = [
+            victim.module.eval()(victim.fit(p.images[:, 0])).softmax(1).diagonal().mean()
+            for p in (found, blind)
+        ]
     assert sure[0] > sure[1] + 0.1
 
 
@@ -469,8 +653,12 @@ def test_label_only_attack_runs_on_it():
 def test_gmi_is_the_same_for_any_batch_size(source):
     victim, found = target(), []
     for batch in (16, 64):
-        attack = Gmi(critic_weight=0, steps=8, candidates=3, keep=3, lr=0.1, coupling=1, batch=batch)
-        found.append(invert(attack, victim.view(["gradients"]), generator(source).read(SHAPE), seed=0))
+        attack = Gmi(
+            critic_weight=0, steps=8, candidates=3, keep=3, lr=0.1, coupling=1, batch=batch
+        )
+        found.append(
+            invert(attack, victim.view(["gradients"]), generator(source).read(SHAPE), seed=0)
+        )
     assert torch.equal(found[0].images, found[1].images)
     assert torch.equal(found[0].latents, found[1].latents)
 
@@ -487,13 +675,19 @@ def test_attacks_made_for_stylegans_search_its_latents(name):
 
 def test_attacks_that_need_more_say_what_is_missing():
     prior, view = generator().read(SHAPE), target().view(["gradients"])
-    with pytest.raises(ConfigError, match=r"gmi.critic_weight is not 0 and the prior has no critic: set it to 0"):
+    with pytest.raises(
+        ConfigError, match=r"gmi.critic_weight is not 0 and the prior has no critic: set it to 0"
+    ):
         invert(Gmi(), view, prior)
     with pytest.raises(
-        ConfigError, match=r'lomma.students is on and the prior has none: use prior.name = "students".*needs feature statistics'
+        ConfigError,
+        match=r'lomma.students is on and the prior has none: use prior.name = "students".*needs feature statistics',
     ):
         invert(Lomma(critic_weight=0), view, prior)
-    with pytest.raises(ConfigError, match="ifgmi changes the maps between the blocks of a StyleGAN2, and this prior's generator has none"):
+    with pytest.raises(
+        ConfigError,
+        match="ifgmi changes the maps between the blocks of a StyleGAN2, and this prior's generator has none",
+    ):
         invert(attacks.get("ifgmi")(), view, prior)
 
 
@@ -509,7 +703,12 @@ def test_a_store_keeps_no_second_copy_and_gives_the_same_prior(here):
     second = made_by(Store("store"), generator())
     assert first.key == second.key
     assert torch.equal(first.images(NORMALS), second.images(NORMALS))
-    assert (second.latent, second.image_shape, second.info, len(second.saw)) == (Z, SHAPE, first.info, 0)
+    assert (second.latent, second.image_shape, second.info, len(second.seen_identities)) == (
+        Z,
+        SHAPE,
+        first.info,
+        0,
+    )
     (stored,) = here.glob("store/prior/*/prior.safetensors")
     assert stored.stat().st_size < 2000 < (here / "gen.onnx").stat().st_size
 
@@ -523,11 +722,20 @@ def test_a_changed_file_is_another_prior_and_a_missing_one_is_told(here):
     shutil.move("gen.onnx", "moved.onnx")
     with pytest.raises(ConfigError, match=r"cannot read gen.onnx: No such file or directory"):
         made_by(Store("store"), generator())
-    assert torch.equal(made_by(Store("store"), generator("onnx:moved.onnx")).images(NORMALS), second.images(NORMALS))
+    assert torch.equal(
+        made_by(Store("store"), generator("onnx:moved.onnx")).images(NORMALS),
+        second.images(NORMALS),
+    )
 
 
 def test_weights_beside_an_onnx_file_are_part_of_its_key(here):
-    onnx.save(onnx_model(Dcgan()), "big.onnx", save_as_external_data=True, location="big.data", size_threshold=0)
+    onnx.save(
+        onnx_model(Dcgan()),
+        "big.onnx",
+        save_as_external_data=True,
+        location="big.data",
+        size_threshold=0,
+    )
     method = generator("onnx:big.onnx")
     assert [path.name for path in method.files()] == ["big.onnx", "big.data"]
     before = fingerprint(method)
@@ -549,7 +757,8 @@ def test_a_function_that_gives_other_weights_later_is_noticed():
     made_by(Store("store"), method)
     sys.modules["own_generator"].seed = 4  # as a file of weights that the function reads would
     with pytest.raises(
-        CheckpointError, match=r"own_generator:make gives other weights than when this prior was stored: .* as prior.weights"
+        CheckpointError,
+        match=r"own_generator:make gives other weights than when this prior was stored: .* as prior.weights",
     ):
         made_by(Store("store"), method)
     before = fingerprint(method)
@@ -560,7 +769,10 @@ def test_a_function_that_gives_other_weights_later_is_noticed():
 
 def test_a_module_in_memory_cannot_come_back_from_a_file(here):
     save_prior(prior_from(Dcgan(), latent="normal:6x1x1"), here)
-    with pytest.raises(ConfigError, match="source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got 'a Dcgan in memory'"):
+    with pytest.raises(
+        ConfigError,
+        match="source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got 'a Dcgan in memory'",
+    ):
         load_prior(here)
 
 
@@ -625,7 +837,9 @@ def test_a_config_is_checked_and_run_with_it(here):
     before = {path: path.stat().st_mtime_ns for path in here.glob(".frostglass/*/*/manifest.json")}
     again = command("run", *OWN, "--range", "-1:1")
     assert "report: runs/toy/report.html" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in here.glob(".frostglass/*/*/manifest.json")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in here.glob(".frostglass/*/*/manifest.json")
+    } == before
 
 
 @pytest.mark.parametrize(
@@ -664,6 +878,10 @@ def test_a_prior_with_students_can_stand_on_it():
     method = Students(base=base, students=({"model": "lenet"},), statistics=8, epochs=1, batch=8)
     victim = replace(target(), key="t")
     prior = method.train(PUBLIC, victim.view(["gradients"]), seed=0)
-    assert prior.info["base"]["saw"] == UNKNOWN
+    assert prior.info["base"]["seen_identities"] == UNKNOWN
     attack = Lomma(critic_weight=0, steps=2, candidates=2, keep=1)
-    assert invert(attack, victim.view(["gradients"]), prior, labels=[0]).images.shape == (1, 1, *SHAPE)
+    assert invert(attack, victim.view(["gradients"]), prior, labels=[0]).images.shape == (
+        1,
+        1,
+        *SHAPE,
+    )

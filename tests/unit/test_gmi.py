@@ -3,17 +3,26 @@
 import pytest
 import torch
 
+from frostglass.attacks._search.select import best
+from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
-from frostglass.attacks.select import best
-from frostglass.attacks.start import Pool
-from frostglass.errors import ConfigError
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.errors import ConfigError
 from worlds import NoWork, prior, target
 
 
 def test_defaults_are_the_published_ones():
     gmi = Gmi()
-    assert (gmi.loss, gmi.weight, gmi.critic_weight, gmi.optimizer, gmi.lr, gmi.momentum, gmi.steps, gmi.clamp) == (
+    assert (
+        gmi.loss,
+        gmi.weight,
+        gmi.critic_weight,
+        gmi.optimizer,
+        gmi.lr,
+        gmi.momentum,
+        gmi.steps,
+        gmi.clamp,
+    ) == (
         "ce",
         100,
         1,
@@ -28,25 +37,55 @@ def test_defaults_are_the_published_ones():
 def test_one_step_by_hand():
     """After one Nesterov step from rest z = z0 - 1.9 η g, with g of (100 · CE - D) / B."""
     made, known = target(), prior()
-    found = invert(Gmi(steps=1, candidates=1, keep=1, clamp=0.0), made.view(["gradients"]), known, labels=[2], seed=0, work=NoWork())
-    start = invert(Gmi(steps=0, candidates=1, keep=1, clamp=0.0), made.view(["gradients"]), known, labels=[2], seed=0, work=NoWork())
+    found = invert(
+        Gmi(steps=1, candidates=1, keep=1, clamp=0.0),
+        made.view(["gradients"]),
+        known,
+        labels=[2],
+        seed=0,
+        work=NoWork(),
+    )
+    start = invert(
+        Gmi(steps=0, candidates=1, keep=1, clamp=0.0),
+        made.view(["gradients"]),
+        known,
+        labels=[2],
+        seed=0,
+        work=NoWork(),
+    )
     z = start.latents[0].clone().requires_grad_()
     made.module.eval()
     known.generator.eval()
     pictures = known.generator(z)
-    loss = (100 * torch.nn.functional.cross_entropy(made.module(pictures), torch.tensor([2])) - known.critic(pictures).sum()) / 60
+    loss = (
+        100 * torch.nn.functional.cross_entropy(made.module(pictures), torch.tensor([2]))
+        - known.critic(pictures).sum()
+    ) / 60
     (gradient,) = torch.autograd.grad(loss, z)
     assert torch.allclose(found.latents[0], z - 1.9 * 0.02 * gradient, atol=1e-6)
 
 
 def test_clamp_keeps_latents_in_the_box():
-    found = invert(Gmi(steps=5, candidates=2, keep=2, lr=5.0, clamp=0.5), target().view(["gradients"]), prior(), seed=0, work=NoWork())
+    found = invert(
+        Gmi(steps=5, candidates=2, keep=2, lr=5.0, clamp=0.5),
+        target().view(["gradients"]),
+        prior(),
+        seed=0,
+        work=NoWork(),
+    )
     assert found.latents.abs().max() <= 0.5
 
 
 def test_queries_are_counted():
     view = target().view(["gradients"])
-    found = invert(Gmi(steps=7, candidates=3, keep=1, pool=20), view, prior(), labels=[0, 1], seed=0, work=NoWork())
+    found = invert(
+        Gmi(steps=7, candidates=3, keep=1, pool=20),
+        view,
+        prior(),
+        labels=[0, 1],
+        seed=0,
+        work=NoWork(),
+    )
     # 20 to score the pool, 7 steps of 2 × 3 latents, and each final picture once.
     assert found.queries == view.queries == 20 + 7 * 6 + 6
 
@@ -61,7 +100,9 @@ def test_pool_starts_where_the_target_is_surest():
     start = pool.best(torch.tensor([3, 1]), 4)
     for row, label in enumerate((3, 1)):
         assert torch.equal(start[row, 0], pool.latents[p[:, label].argmax()])
-        assert sorted(p[:, label].topk(4).values.tolist()) == pytest.approx(sorted(made_p(made, known, start[row], label)), rel=1e-4)
+        assert sorted(p[:, label].topk(4).values.tolist()) == pytest.approx(
+            sorted(made_p(made, known, start[row], label)), rel=1e-4
+        )
 
 
 def made_p(made, known, latents, label):
@@ -86,5 +127,13 @@ def test_bad_parameters(bad, message):
 
 def test_a_critic_is_asked_for_only_when_weighted():
     with pytest.raises(ConfigError, match="prior has no critic"):
-        invert(Gmi(steps=1), target().view(["gradients"]), prior(critic=False), seed=0, work=NoWork())
-    invert(Gmi(steps=1, critic_weight=0), target().view(["gradients"]), prior(critic=False), seed=0, work=NoWork())
+        invert(
+            Gmi(steps=1), target().view(["gradients"]), prior(critic=False), seed=0, work=NoWork()
+        )
+    invert(
+        Gmi(steps=1, critic_weight=0),
+        target().view(["gradients"]),
+        prior(critic=False),
+        seed=0,
+        work=NoWork(),
+    )

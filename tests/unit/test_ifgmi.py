@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from frostglass.attacks.ball import project_l1
+from frostglass.attacks._search.ball import project_l1
+from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks.base import invert
-from frostglass.attacks.dice import Dice
-from frostglass.attacks.ifgmi import Entrance, Ifgmi
-from frostglass.attacks.ppa import Ppa
-from frostglass.data.augment import cropped
-from frostglass.errors import ConfigError
-from frostglass.experiments.cost import _try_attack
-from frostglass.objective import poincare
+from frostglass.attacks.model.ifgmi import Entrance, Ifgmi
+from frostglass.attacks.model.ppa import Ppa
+from frostglass.core.errors import ConfigError
+from frostglass.core.objective import poincare
+from frostglass.data._augment import cropped
+from frostglass.plan.cost import _try_attack
 from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.priors.wgan import Wgan
-from frostglass.runtime import generator_for
+from frostglass.runtime.seeding import generator_for
 from worlds import SHAPE, NoWork, prior, styled_prior, target
 
 START = {"pool": 40, "candidates": 3, "keep": 3, "steps": 4, "lr": 0.05}
@@ -22,19 +22,42 @@ STILL = {"area": (1, 1)}
 
 
 def run(attack, known=None, labels=(0, 1, 2, 3)):
-    return invert(attack, target().view(["gradients"]), known or styled_prior(), labels=labels, seed=0, work=NoWork())
+    return invert(
+        attack,
+        target().view(["gradients"]),
+        known or styled_prior(),
+        labels=labels,
+        seed=0,
+        work=NoWork(),
+    )
 
 
 def in_order(found, column):
     """A column of the results by the number of the candidate, whatever order they were kept in."""
-    return column.gather(1, found.draws.argsort(1).view(*found.draws.shape, *[1] * (column.ndim - 2)).expand_as(column))
+    return column.gather(
+        1,
+        found.draws.argsort(1).view(*found.draws.shape, *[1] * (column.ndim - 2)).expand_as(column),
+    )
 
 
 def test_defaults_are_the_published_ones():
     attack = Ifgmi()
-    assert (attack.loss, attack.lr, attack.betas, attack.steps, attack.block_steps) == ("poincare", 0.005, (0.1, 0.1), 50, (10, 10, 10))
+    assert (attack.loss, attack.lr, attack.betas, attack.steps, attack.block_steps) == (
+        "poincare",
+        0.005,
+        (0.1, 0.1),
+        50,
+        (10, 10, 10),
+    )
     assert attack.radii == (1000, 2000, 3000, 4000, 5000, 6000, 8000, 8000)
-    assert (attack.pool, attack.candidates, attack.keep, attack.trials, attack.stage, attack.area) == (2000, 50, 50, 0, "last", (0.9, 1.0))
+    assert (
+        attack.pool,
+        attack.candidates,
+        attack.keep,
+        attack.trials,
+        attack.stage,
+        attack.area,
+    ) == (2000, 50, 50, 0, "last", (0.9, 1.0))
 
 
 # The ball
@@ -47,8 +70,14 @@ def projected(deviation, radius):
         low, high = 0.0, row.abs().max().item()
         for _ in range(200):
             middle = (low + high) / 2
-            low, high = (middle, high) if (row.abs() - middle).clamp(min=0).sum() > radius else (low, middle)
-        rows.append(row if row.abs().sum() <= radius else row.sign() * (row.abs() - high).clamp(min=0))
+            low, high = (
+                (middle, high)
+                if (row.abs() - middle).clamp(min=0).sum() > radius
+                else (low, middle)
+            )
+        rows.append(
+            row if row.abs().sum() <= radius else row.sign() * (row.abs() - high).clamp(min=0)
+        )
     return torch.stack(rows)
 
 
@@ -57,14 +86,18 @@ def projected(deviation, radius):
 @pytest.mark.parametrize("radius", [0.01, 1.0, 30.0])
 def test_the_ball_against_bisection(size, radius, dtype):
     scales = torch.logspace(-3, 2, 12, dtype=dtype)[:, None]
-    deviation = torch.randn(12, size, generator=generator_for(0, "ball", size), dtype=dtype) * scales
+    deviation = (
+        torch.randn(12, size, generator=generator_for(0, "ball", size), dtype=dtype) * scales
+    )
     found = project_l1(deviation, radius)
     assert found.dtype == dtype
     assert torch.allclose(found.double(), projected(deviation, radius), rtol=0, atol=1e-6 * radius)
     inside = deviation.double().abs().sum(1) <= radius
     assert torch.equal(found[inside], deviation[inside])
     assert (found.double().abs().sum(1) <= radius).all()
-    assert torch.allclose(found.double().abs().sum(1)[~inside], torch.tensor(radius, dtype=torch.double), rtol=1e-6)
+    assert torch.allclose(
+        found.double().abs().sum(1)[~inside], torch.tensor(radius, dtype=torch.double), rtol=1e-6
+    )
     assert torch.equal(project_l1(found, radius), found)
 
 
@@ -75,7 +108,10 @@ def test_nothing_on_the_ball_is_nearer():
     deviation = torch.tensor([[2.0, 0.5], [-1.0, 1.0], [0.3, -4.0], [0.9, 0.4]], dtype=torch.double)
     least = torch.cdist(deviation, edge).amin(1)
     assert torch.allclose((project_l1(deviation, 1.0) - deviation).norm(dim=1), least, atol=1e-3)
-    assert torch.equal(project_l1(deviation, 1.0)[[0, 2]].round(decimals=6), torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.double))
+    assert torch.equal(
+        project_l1(deviation, 1.0)[[0, 2]].round(decimals=6),
+        torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.double),
+    )
 
 
 def test_rows_of_a_ball_do_not_know_each_other_and_what_is_not_finite_stays_so():
@@ -125,7 +161,11 @@ def test_without_carrying_the_picture_jumps(block):
         painted = rgb.unflatten(1, (3, side, side))
         while painted.shape[2] < 16:
             painted = torch.nn.functional.conv_transpose2d(
-                painted, torch.outer(t := torch.tensor([1.0, 3, 3, 1]), t).div(16).expand(3, 1, 4, 4), stride=2, padding=1, groups=3
+                painted,
+                torch.outer(t := torch.tensor([1.0, 3, 3, 1]), t).div(16).expand(3, 1, 4, 4),
+                stride=2,
+                padding=1,
+                groups=3,
             )
     assert torch.allclose(missing, painted / 2, atol=1e-5)
     assert missing.abs().mean() > 0.02
@@ -145,7 +185,12 @@ def test_styles_and_maps_have_gradients_and_the_painted_picture_none():
 def test_styles_and_maps_each_have_their_ball(radius):
     entrance = Entrance(styled_prior().generator, 1)
     start = some_rows(entrance)
-    moves = 0.2 * torch.randn(start.shape, generator=generator_for(0, "moves")).split(entrance.parts, dim=1)[1]
+    moves = (
+        0.2
+        * torch.randn(start.shape, generator=generator_for(0, "moves")).split(
+            entrance.parts, dim=1
+        )[1]
+    )
     rows = start.clone()
     rows[:, :8] += 0.1
     rows[:, 8 : 8 + moves.shape[1]] += moves
@@ -155,7 +200,9 @@ def test_styles_and_maps_each_have_their_ball(radius):
     assert torch.allclose(maps, project_l1(moves, radius), atol=1e-6)
     assert torch.allclose(maps.abs().sum(1), torch.tensor(radius), atol=1e-4)
     assert rgb.abs().max() == 0
-    assert torch.equal(entrance.within(1e6)(rows, start), rows)  # far from the edge not a bit changes
+    assert torch.equal(
+        entrance.within(1e6)(rows, start), rows
+    )  # far from the edge not a bit changes
 
 
 # The stages
@@ -164,7 +211,10 @@ def test_styles_and_maps_each_have_their_ball(radius):
 @pytest.mark.parametrize("trials", [0, 3])
 def test_it_goes_on_from_where_ppa_ends(trials):
     """Without steps at later blocks, all is PPA's to the last bit."""
-    ppa, ours = run(Ppa(**START, trials=trials)), run(Ifgmi(**START, trials=trials, block_steps=(0, 0)))
+    ppa, ours = (
+        run(Ppa(**START, trials=trials)),
+        run(Ifgmi(**START, trials=trials, block_steps=(0, 0))),
+    )
     assert torch.equal(ours.images, ppa.images)
     assert torch.equal(ours.latents, ppa.latents)
     assert torch.equal(ours.confidence, ppa.confidence)
@@ -182,15 +232,28 @@ def test_all_stages_by_hand(carry, radii):
     network, label, steps = known.generator, 2, (4, 3, 2)
     synthesis = network.network.synthesis
     attack = Ifgmi(**START, **STILL, block_steps=steps[1:], radii=radii, carry_rgb=carry)
-    w = in_order(start := run(Ifgmi(**{**START, "steps": 0}, **STILL, block_steps=()), labels=(label,)), start.latents)[0]
+    w = in_order(
+        start := run(Ifgmi(**{**START, "steps": 0}, **STILL, block_steps=()), labels=(label,)),
+        start.latents,
+    )[0]
     maps, rgb = synthesis.begin(w[:, None].expand(-1, 6, -1))
     for number in range(3):
         moving = [w.clone().requires_grad_(), maps.detach().clone().requires_grad_(number > 0)]
-        begun, rule = [part.detach().clone() for part in moving], torch.optim.Adam(moving[: 1 + bool(number)], lr=0.05, betas=(0.1, 0.1))
+        begun, rule = (
+            [part.detach().clone() for part in moving],
+            torch.optim.Adam(moving[: 1 + bool(number)], lr=0.05, betas=(0.1, 0.1)),
+        )
 
         def shown(to_block=None, number=number, moving=moving, rgb=rgb):
             ws = moving[0][:, None].expand(-1, 6, -1)
-            return synthesis.run(ws, features=moving[1], rgb=rgb, from_block=number, to_block=to_block, carry_rgb=carry)
+            return synthesis.run(
+                ws,
+                features=moving[1],
+                rgb=rgb,
+                from_block=number,
+                to_block=to_block,
+                carry_rgb=carry,
+            )
 
         for _ in range(steps[number]):
             rule.zero_grad()
@@ -198,7 +261,9 @@ def test_all_stages_by_hand(carry, radii):
             rule.step()
             with torch.no_grad():
                 for part, first in zip(moving, begun, strict=True):
-                    part.copy_(first + projected((part - first).flatten(1), radii[number]).view_as(part))
+                    part.copy_(
+                        first + projected((part - first).flatten(1), radii[number]).view_as(part)
+                    )
         with torch.no_grad():
             picture = (shown()[1] / 2 + 0.5).clamp(0, 1)
             w = moving[0].detach()
@@ -213,14 +278,21 @@ def test_the_balls_hold_the_search_back():
     """The style at every stage, and with a style that cannot move, the maps too."""
     start = run(Ifgmi(**{**START, "steps": 0}, block_steps=(), trials=0))
     free, held, tight = (
-        run(Ifgmi(**START, block_steps=(4, 4), radii=radii, trials=0)) for radii in ((1000.0,) * 3, (0.1,) * 3, (1e-4, 1e-4, 1e-4))
+        run(Ifgmi(**START, block_steps=(4, 4), radii=radii, trials=0))
+        for radii in ((1000.0,) * 3, (0.1,) * 3, (1e-4, 1e-4, 1e-4))
     )
-    moved = [(in_order(some, some.latents) - in_order(start, start.latents)).abs().sum(2) for some in (free, held, tight)]
+    moved = [
+        (in_order(some, some.latents) - in_order(start, start.latents)).abs().sum(2)
+        for some in (free, held, tight)
+    ]
     assert (moved[0] > 0.4).all()
     assert (moved[1] <= 0.3 + 1e-5).all()
     assert (moved[1] > 0.1).any()  # a ball for each stage, around where it began
     assert (moved[2] <= 3e-4 + 1e-5).all()
-    change = [(in_order(some, some.images) - in_order(start, start.images)).abs().mean() for some in (free, held, tight)]
+    change = [
+        (in_order(some, some.images) - in_order(start, start.images)).abs().mean()
+        for some in (free, held, tight)
+    ]
     assert change[0] > 2 * change[1] > 20 * change[2]
 
 
@@ -229,7 +301,11 @@ def test_each_stage_makes_the_loss_smaller():
     for block_steps in ((), (8,), (8, 8)):
         found = run(Ifgmi(**START, **STILL, block_steps=block_steps))
         with torch.no_grad():
-            losses.append(poincare(module(found.images.flatten(0, 1)), found.labels.repeat_interleave(3)).unflatten(0, (4, 3)).mean(1))
+            losses.append(
+                poincare(module(found.images.flatten(0, 1)), found.labels.repeat_interleave(3))
+                .unflatten(0, (4, 3))
+                .mean(1)
+            )
     assert (losses[1] < losses[0]).all()
     assert (losses[2] < losses[1]).all()
 
@@ -245,21 +321,37 @@ def test_the_most_confident_stage_is_chosen_for_each_candidate():
     ratings = torch.zeros(3, 4, 3, dtype=torch.double)
     for stage, pictures in enumerate(stages):
         for label in range(4):
-            dice = Dice.of(0, "rank", torch.tensor([label] * 3), torch.arange(3))
+            rng = RowRng.of(0, "rank", torch.tensor([label] * 3), torch.arange(3))
             for _ in range(6):
                 with torch.no_grad():
-                    seen = cropped(pictures[label], dice.uniform(5), area=(0.5, 0.9), ratio=(0.8, 1.2), mirror=0.5)
+                    seen = cropped(
+                        pictures[label],
+                        rng.uniform(5),
+                        area=(0.5, 0.9),
+                        ratio=(0.8, 1.2),
+                        mirror=0.5,
+                    )
                     ratings[stage, label] += module(seen).double().softmax(1)[:, label] / 6
     winner = ratings.argmax(0)
     assert len(winner.unique()) == 3  # each stage is best for someone, or the test shows nothing
-    expected = torch.stack(stages).gather(0, winner[None, :, :, None, None, None].expand(1, 4, 3, *SHAPE))[0]
+    expected = torch.stack(stages).gather(
+        0, winner[None, :, :, None, None, None].expand(1, 4, 3, *SHAPE)
+    )[0]
     assert torch.equal(in_order(chosen, chosen.images), expected)
     assert torch.equal(chosen.draws, ratings.amax(0).argsort(1, descending=True))
 
 
 @pytest.mark.parametrize("stage", ["last", "confident"])
 def test_batches_company_and_order_change_nothing(stage):
-    small = {**START, "block_steps": (3, 2), "stage": stage, "trials": 2, "patience": 2, "flat": 0.3, "steps": 14}
+    small = {
+        **START,
+        "block_steps": (3, 2),
+        "stage": stage,
+        "trials": 2,
+        "patience": 2,
+        "flat": 0.3,
+        "steps": 14,
+    }
     whole = run(Ifgmi(**small, batch=100))
     assert len(whole.steps.unique()) > 1  # some finish a stage early, and go on with the next
     for batch, labels in ((1, (0, 1, 2, 3)), (2, (3, 1)), (40, (2, 0, 1))):
@@ -272,13 +364,18 @@ def test_batches_company_and_order_change_nothing(stage):
 def test_a_row_that_breaks_off_keeps_what_it_had_and_says_so(stage, monkeypatch):
     """The loss of person 1 is not finite from the second step of stage 1 on."""
     plain = {**START, "block_steps": (12, 2), "stage": stage, "trials": 2}
-    healthy, before = run(Ifgmi(**plain)), run(Ifgmi(**{**plain, "block_steps": (), "stage": "last"}))
+    healthy, before = (
+        run(Ifgmi(**plain)),
+        run(Ifgmi(**{**plain, "block_steps": (), "stage": "last"})),
+    )
     calls, identity = [], Ifgmi.identity
 
-    def breaking(self, view, prior, pictures, labels, dice):
-        value, sure = identity(self, view, prior, pictures, labels, dice)
+    def breaking(self, view, prior, pictures, labels, rng):
+        value, sure = identity(self, view, prior, pictures, labels, rng)
         calls.append(1)
-        return value + torch.where((labels == 1) & (len(calls) > START["steps"] + 1), torch.nan, 0.0), sure
+        return value + torch.where(
+            (labels == 1) & (len(calls) > START["steps"] + 1), torch.nan, 0.0
+        ), sure
 
     monkeypatch.setattr(Ifgmi, "identity", breaking)
     found = run(Ifgmi(**plain))
@@ -294,7 +391,9 @@ def test_queries_are_counted_and_foretold():
     attack = Ifgmi(**START, block_steps=(3, 2), trials=5)
     assert attack.effort() == ("4 + 3 + 2 steps and 5 trials", 14)
     assert attack.asked_once == 80
-    assert run(attack, labels=(0, 3)).queries == 80 + 2 * 3 * (9 + 5 + 1)  # once more for the confidence that is told
+    assert run(attack, labels=(0, 3)).queries == 80 + 2 * 3 * (
+        9 + 5 + 1
+    )  # once more for the confidence that is told
     chosen = Ifgmi(**START, block_steps=(3, 2), trials=5, stage="confident")
     assert chosen.effort() == ("4 + 3 + 2 steps and 15 trials", 24)
     assert run(chosen, labels=(0, 3)).queries == 80 + 2 * 3 * (9 + 15 + 1)
@@ -312,7 +411,9 @@ def test_what_cannot_be_is_refused():
         run(Ifgmi(**START, block_steps=(1, 1, 1)))
     with pytest.raises(ConfigError, match=r"radii \(1\) must name one for each of the 2 stages"):
         Ifgmi(block_steps=(1,), radii=(5.0,))
-    with pytest.raises(ConfigError, match='stage "confident" compares pictures by trials: set trials to 1 or more'):
+    with pytest.raises(
+        ConfigError, match='stage "confident" compares pictures by trials: set trials to 1 or more'
+    ):
         Ifgmi(stage="confident")
     with pytest.raises(ConfigError, match="critic_weight is not 0 and the prior has no critic"):
         run(Ifgmi(**START, block_steps=(), critic_weight=1.0))

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from frostglass.data import images
-from frostglass.data.images import content_hashes, fingerprints, read_image, read_images, resized
-from frostglass.errors import DataError
+from frostglass.core.errors import DataError
+from frostglass.data import _images as images
+from frostglass.data._images import content_hashes, fingerprints, read_image, read_images, resized
 
 SIZE = 16
 
@@ -107,7 +107,11 @@ def test_transparent_parts_are_shown_on_white(tmp_path):
 
 
 def ramp(kind):
-    return np.linspace(0, 1, 256).reshape(16, 16) if kind == "F" else np.linspace(0, 65535, 256).reshape(16, 16).round()
+    return (
+        np.linspace(0, 1, 256).reshape(16, 16)
+        if kind == "F"
+        else np.linspace(0, 65535, 256).reshape(16, 16).round()
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,9 @@ def test_wide_values_are_scaled_and_not_clipped(tmp_path, name, values):
 def test_big_endian_16_bit(tmp_path):
     values = ramp("I").astype(">u2")
     (tmp_path / "a.pgm").write_bytes(b"P5 16 16 65535\n" + values.tobytes())
-    assert torch.equal(read(tmp_path / "a.pgm", channels=1)[0].int(), torch.arange(256).view(16, 16).int())
+    assert torch.equal(
+        read(tmp_path / "a.pgm", channels=1)[0].int(), torch.arange(256).view(16, 16).int()
+    )
 
 
 @pytest.mark.parametrize("bad", [-0.5, 200.0, float("nan")])
@@ -191,7 +197,9 @@ def test_empty_missing_tiny_and_text_files_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("side", [8001, 10_000, 100_000])  # above our limit, above Pillow's warning, above Pillow's error
+@pytest.mark.parametrize(
+    "side", [8001, 10_000, 100_000]
+)  # above our limit, above Pillow's warning, above Pillow's error
 def test_huge_pictures_are_refused_before_they_are_decoded(tmp_path, side):
     header = b"P5 %d %d 255\n" % (side, side)
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
@@ -205,7 +213,8 @@ def test_all_bad_files_are_named_in_one_error(tmp_path):
         path.write_text("no")
     Image.new("RGB", (16, 16)).save(paths[0])
     with pytest.raises(
-        DataError, match=r"^9 of 10 pictures cannot be used: .*1\.png \(.*5\.png \(.* and 4 more; mend or remove them$"
+        DataError,
+        match=r"^9 of 10 pictures cannot be used: .*1\.png \(.*5\.png \(.* and 4 more; mend or remove them$",
     ) as caught:
         read_images(paths, size=SIZE, channels=3, crop="centre")
     assert "6.png" not in str(caught.value)
@@ -251,7 +260,12 @@ def scene(count, size, seed):
 
     y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
     picture = some(60, 180) + some(-50, 50) * x + some(-50, 50) * y
-    for left, top, width, height in ((0, 0, 0.6, 0.8), (-0.25, -0.2, 0.12, 0.08), (0.25, -0.2, 0.12, 0.08), (0, 0.4, 0.3, 0.08)):
+    for left, top, width, height in (
+        (0, 0, 0.6, 0.8),
+        (-0.25, -0.2, 0.12, 0.08),
+        (0.25, -0.2, 0.12, 0.08),
+        (0, 0.4, 0.3, 0.08),
+    ):
         distance = ((x - left - some(-0.1, 0.1)) / (width * some(0.7, 1.3))) ** 2 + (
             (y - top - some(-0.1, 0.1)) / (height * some(0.7, 1.3))
         ) ** 2
@@ -265,9 +279,17 @@ def test_fingerprints_find_re_encoded_and_resized_copies(quality, side):
     copies = []
     for original in originals:
         stream = io.BytesIO()
-        Image.fromarray(original[0].numpy()).resize((side, side), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=quality)
-        copies.append(torch.from_numpy(np.array(Image.open(stream).resize((96, 96), Image.Resampling.BILINEAR)))[None])
-    likeness = (fingerprints(resized(originals, 32)) * fingerprints(resized(torch.stack(copies), 32))).sum(1)
+        Image.fromarray(original[0].numpy()).resize((side, side), Image.Resampling.LANCZOS).save(
+            stream, "JPEG", quality=quality
+        )
+        copies.append(
+            torch.from_numpy(
+                np.array(Image.open(stream).resize((96, 96), Image.Resampling.BILINEAR))
+            )[None]
+        )
+    likeness = (
+        fingerprints(resized(originals, 32)) * fingerprints(resized(torch.stack(copies), 32))
+    ).sum(1)
     assert (likeness >= 0.995).float().mean() >= 0.95  # a few scenes have next to no contrast
 
 
@@ -289,7 +311,9 @@ def test_fingerprint_is_the_correlation_of_thumbnails_without_quadratic_shading(
     x, y = np.tile(np.arange(16), 16), np.repeat(np.arange(16), 16)
     shading = np.stack([np.ones(256), x, y, x * y, x**2, y**2], 1)
     one, two = (thumb - shading @ np.linalg.lstsq(shading, thumb)[0] for thumb in thumbs)
-    assert (fingerprints(pixels)[0] @ fingerprints(pixels)[1]).item() == pytest.approx(np.corrcoef(one, two)[0, 1], abs=1e-5)
+    assert (fingerprints(pixels)[0] @ fingerprints(pixels)[1]).item() == pytest.approx(
+        np.corrcoef(one, two)[0, 1], abs=1e-5
+    )
     assert fingerprints(pixels).norm(dim=1).tolist() == pytest.approx([1, 1])
 
 

@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.defenses.implicit import across, conjugate_gradient, dots, hypergradient, largest_curvature, neumann
-from frostglass.runtime import channels_last, folded, frozen, seeded
+from frostglass.defenses.release._implicit import (
+    across,
+    conjugate_gradient,
+    dots,
+    hypergradient,
+    largest_curvature,
+    neumann,
+)
+from frostglass.runtime.folding import folded
+from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.seeding import seeded
 
 ROWS, LATENT, FEATURES = 3, 5, 4
 EXACT = partial(conjugate_gradient, damping=0.0, terms=50)
@@ -51,7 +60,9 @@ def test_quadratic_oracle():
     latents = times(mixing)(features)
     made = hypergradient(inner, outer, features, latents, EXACT)
     leaf = features.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(outer(times(mixing)(leaf)).sum(), leaf)  # through the solution itself, which is known
+    (expected,) = torch.autograd.grad(
+        outer(times(mixing)(leaf)).sum(), leaf
+    )  # through the solution itself, which is known
     assert torch.allclose(made.gradient, expected, rtol=1e-9, atol=1e-12)
     assert torch.allclose(made.slope, torch.zeros(ROWS, dtype=torch.double), atol=1e-12)
     assert made.terms.tolist() == [LATENT] * ROWS  # as many steps as there are directions
@@ -62,7 +73,9 @@ def test_a_cut_off_series_shrinks_each_direction_by_a_known_factor(alpha, terms)
     inner, mixing, eigenvalues, basis = quadratic()
     features = normal(ROWS, FEATURES)
     latents = times(mixing)(features)
-    made = hypergradient(inner, outer, features, latents, partial(neumann, alpha=alpha, terms=terms))
+    made = hypergradient(
+        inner, outer, features, latents, partial(neumann, alpha=alpha, terms=terms)
+    )
     slope = latents.cos() + 2 * latents
     factor = 1 - (1 - alpha * eigenvalues) ** (terms + 1)
     shrunken = times(basis @ torch.diag_embed(factor) @ basis.mT)(slope)
@@ -72,7 +85,10 @@ def test_a_cut_off_series_shrinks_each_direction_by_a_known_factor(alpha, terms)
 
 def test_published_factors():
     """1 - (1 - αλ)^(i+1) at α = 1e-3 and i = 120 for curvatures of 1, 10 and 50."""
-    curvature, ones = torch.diag_embed(torch.tensor([[1.0, 10.0, 50.0]], dtype=torch.double)), torch.ones(1, 3, dtype=torch.double)
+    curvature, ones = (
+        torch.diag_embed(torch.tensor([[1.0, 10.0, 50.0]], dtype=torch.double)),
+        torch.ones(1, 3, dtype=torch.double),
+    )
     solved = neumann(times(curvature), ones, 1e-3, 120).solution
     assert (times(curvature)(solved))[0].tolist() == pytest.approx([0.11, 0.70, 0.998], abs=5e-3)
 
@@ -82,23 +98,39 @@ def test_each_row_may_have_a_rate_of_its_own():
     vector = normal(2, 2)
     rates = torch.tensor([0.5, 0.05], dtype=torch.double)
     together = neumann(times(curvature), vector, rates, 7).solution
-    alone = [neumann(times(curvature[i : i + 1]), vector[i : i + 1], rates[i].item(), 7).solution for i in range(2)]
+    alone = [
+        neumann(times(curvature[i : i + 1]), vector[i : i + 1], rates[i].item(), 7).solution
+        for i in range(2)
+    ]
     assert torch.allclose(together, torch.cat(alone), rtol=1e-12)
-    assert torch.allclose(neumann(times(curvature), vector, rates, 400).solution, torch.linalg.solve(curvature, vector), rtol=1e-9)
+    assert torch.allclose(
+        neumann(times(curvature), vector, rates, 400).solution,
+        torch.linalg.solve(curvature, vector),
+        rtol=1e-9,
+    )
 
 
 def test_against_finite_differences_of_the_true_argmin():
     weight = normal(6, 3, seed=5)
 
     def inner(features, latents):
-        return 0.5 * ((latents @ weight.T).tanh() - features).square().sum(1) + 0.1 * latents.square().sum(1) + 0.05 * latents.pow(4).sum(1)
+        return (
+            0.5 * ((latents @ weight.T).tanh() - features).square().sum(1)
+            + 0.1 * latents.square().sum(1)
+            + 0.05 * latents.pow(4).sum(1)
+        )
 
     def argmin(features):
         latents = torch.zeros(len(features), 3, dtype=torch.double)
         for _ in range(60):  # Newton's method, damped enough to come from far
             latents = latents.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(inner(features, latents).sum(), latents, create_graph=True)
-            rows = [torch.autograd.grad(slope[:, k].sum(), latents, retain_graph=True)[0] for k in range(3)]
+            (slope,) = torch.autograd.grad(
+                inner(features, latents).sum(), latents, create_graph=True
+            )
+            rows = [
+                torch.autograd.grad(slope[:, k].sum(), latents, retain_graph=True)[0]
+                for k in range(3)
+            ]
             latents = latents - 0.7 * torch.linalg.solve(torch.stack(rows, 1), slope)
         return latents.detach()
 
@@ -107,7 +139,10 @@ def test_against_finite_differences_of_the_true_argmin():
     assert made.slope.max() < 1e-9
     step, slow = 1e-5, torch.zeros_like(features)
     for k in range(6):
-        ahead, behind = (outer(argmin(features + sign * step * torch.eye(6, dtype=torch.double)[k])) for sign in (1, -1))
+        ahead, behind = (
+            outer(argmin(features + sign * step * torch.eye(6, dtype=torch.double)[k]))
+            for sign in (1, -1)
+        )
         slow[:, k] = (ahead - behind) / (2 * step)
     assert torch.allclose(made.gradient, slow, rtol=1e-6, atol=1e-9)
     assert slow.abs().max() > 0.1
@@ -117,7 +152,9 @@ def kinked():
     """A generator with batch norm and an encoder with max pooling, in evaluation mode; linear but for their kinks."""
     with seeded(0, "tests", "implicit"):
         generator = nn.Sequential(nn.Linear(LATENT, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Unflatten(1, (2, 4, 4)), nn.ConvTranspose2d(2, 3, 5, 2, 2, 1), nn.BatchNorm2d(3))  # fmt: skip
-        encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        encoder = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        )
     networks = generator.double(), encoder.double()
     for module in networks:
         for part in module.modules():
@@ -128,7 +165,9 @@ def kinked():
 
 
 def inversion(generator, encoder):
-    return lambda features, latents: (encoder(generator(latents)) - features).flatten(1).square().mean(1)
+    return lambda features, latents: (
+        (encoder(generator(latents)) - features).flatten(1).square().mean(1)
+    )
 
 
 def test_rows_do_not_influence_each_other():
@@ -153,11 +192,23 @@ def test_products_through_kinked_networks_are_gauss_newtons():
     with frozen(generator, encoder):
         latents, features = normal(2, LATENT, seed=4), normal(2, 4, 4, 4, seed=3)
         leaf = latents.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(inversion(generator, encoder)(features, leaf).sum(), leaf, create_graph=True)
-        fast = torch.stack([torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(LATENT)], 1)
+        (slope,) = torch.autograd.grad(
+            inversion(generator, encoder)(features, leaf).sum(), leaf, create_graph=True
+        )
+        fast = torch.stack(
+            [
+                torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0]
+                for k in range(LATENT)
+            ],
+            1,
+        )
         for row in range(2):
-            jacobian = torch.autograd.functional.jacobian(lambda z: encoder(generator(z[None])).flatten(), latents[row])
-            assert torch.allclose(fast[row], 2 * jacobian.T @ jacobian / len(jacobian), rtol=1e-9, atol=1e-12)
+            jacobian = torch.autograd.functional.jacobian(
+                lambda z: encoder(generator(z[None])).flatten(), latents[row]
+            )
+            assert torch.allclose(
+                fast[row], 2 * jacobian.T @ jacobian / len(jacobian), rtol=1e-9, atol=1e-12
+            )
 
 
 def test_the_cross_term_is_minus_twice_the_jacobian():
@@ -165,13 +216,24 @@ def test_the_cross_term_is_minus_twice_the_jacobian():
     generator, encoder = kinked()
     with frozen(generator, encoder):
         latents, features = normal(1, LATENT, seed=4), normal(1, 4, 4, 4, seed=3)
-        made = hypergradient(inversion(generator, encoder), outer, features, latents, partial(neumann, alpha=1.0, terms=0))
-        jacobian = torch.autograd.functional.jacobian(lambda z: encoder(generator(z[None])).flatten(), latents[0])
+        made = hypergradient(
+            inversion(generator, encoder),
+            outer,
+            features,
+            latents,
+            partial(neumann, alpha=1.0, terms=0),
+        )
+        jacobian = torch.autograd.functional.jacobian(
+            lambda z: encoder(generator(z[None])).flatten(), latents[0]
+        )
     expected = 2 * jacobian @ (latents[0].cos() + 2 * latents[0]) / len(jacobian)
     assert torch.allclose(made.gradient.flatten(), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", [partial(neumann, alpha=0.5, terms=5), partial(conjugate_gradient, damping=0.1, terms=5)])
+@pytest.mark.parametrize(
+    "solver",
+    [partial(neumann, alpha=0.5, terms=5), partial(conjugate_gradient, damping=0.1, terms=5)],
+)
 def test_folded_and_channels_last_layers_give_the_same(solver):
     generator, encoder = kinked()
     features, latents = normal(3, 4, 4, 4, seed=3), normal(3, LATENT, seed=4)
@@ -192,8 +254,13 @@ def test_negative_curvature_stops_its_row_alone():
     assert solved.terms.tolist() == [1, 30]
     assert solved.solution[0].tolist() == pytest.approx([0.5 * (1 + 0.5), 0.5 * (1 + 1.25)])
     assert solved.solution[1].tolist() == pytest.approx([1.0, 2.0], rel=1e-3)
-    assert conjugate_gradient(times(curvature), vector, 0.0, 30).terms.tolist() == [1, 2]  # its second direction bends down
-    downhill = conjugate_gradient(times(-torch.eye(2, dtype=torch.double).expand(2, 2, 2)), vector, 0.0, 30)
+    assert conjugate_gradient(times(curvature), vector, 0.0, 30).terms.tolist() == [
+        1,
+        2,
+    ]  # its second direction bends down
+    downhill = conjugate_gradient(
+        times(-torch.eye(2, dtype=torch.double).expand(2, 2, 2)), vector, 0.0, 30
+    )
     assert downhill.terms.tolist() == [0, 0]
     assert downhill.solution.abs().max() == 0
 
@@ -214,7 +281,9 @@ def test_products_are_taken_only_while_a_row_needs_them():
 
     neumann(product, torch.ones(2, 3, dtype=torch.double), 0.5, 30)
     assert len(asked) == 1
-    conjugate_gradient(lambda rows: asked.append(1) or rows, torch.ones(2, 3, dtype=torch.double), 0.0, 30)
+    conjugate_gradient(
+        lambda rows: asked.append(1) or rows, torch.ones(2, 3, dtype=torch.double), 0.0, 30
+    )
     assert len(asked) == 3  # solved by the first step, seen by the second
 
 
@@ -223,14 +292,23 @@ def test_conjugate_gradient_against_a_direct_solution():
     curvature, _ = spectra(eigenvalues)
     vector, damping = normal(2, 6), torch.tensor([0.01, 0.5], dtype=torch.double)
     solved = conjugate_gradient(times(curvature), vector, damping, 40)
-    direct = torch.linalg.solve(curvature + damping[:, None, None] * torch.eye(6, dtype=torch.double), vector)
+    direct = torch.linalg.solve(
+        curvature + damping[:, None, None] * torch.eye(6, dtype=torch.double), vector
+    )
     assert torch.allclose(solved.solution, direct, rtol=1e-7)
     assert solved.terms.max() <= 12
-    assert torch.equal(conjugate_gradient(times(curvature), torch.zeros(2, 6, dtype=torch.double), 0.1, 5).solution, torch.zeros(2, 6))
+    assert torch.equal(
+        conjugate_gradient(
+            times(curvature), torch.zeros(2, 6, dtype=torch.double), 0.1, 5
+        ).solution,
+        torch.zeros(2, 6),
+    )
 
 
 def test_largest_curvature():
-    eigenvalues = torch.tensor([[0.1, 1.0, 4.0], [-7.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.double)
+    eigenvalues = torch.tensor(
+        [[0.1, 1.0, 4.0], [-7.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.double
+    )
     curvature, basis = spectra(eigenvalues)
     size, direction = largest_curvature(times(curvature), normal(3, 3), 60)
     assert size.tolist() == pytest.approx([4.0, 7.0, 0.0])
@@ -244,7 +322,9 @@ def test_largest_curvature():
 
 def test_features_of_any_shape_have_rows():
     rows = normal(2, 3, 4, 5)
-    assert dots(rows, rows).tolist() == pytest.approx([(rows[i] ** 2).sum().item() for i in range(2)])
+    assert dots(rows, rows).tolist() == pytest.approx(
+        [(rows[i] ** 2).sum().item() for i in range(2)]
+    )
     assert across(torch.tensor([2.0, 3.0]), rows).shape == (2, 1, 1, 1)
 
 

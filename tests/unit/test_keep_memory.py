@@ -4,12 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from frostglass import runtime
+from frostglass.runtime import memory as runtime
 from frostglass.cli.work import prepare
 
 
 def test_large_blocks_are_kept_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of(monkeypatch, most=2**40) == [(-3, 2**27), (-1, 2**31 - 1)]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+    assert asked_of(monkeypatch, most=2**40) == [
+        (-3, 2**27),
+        (-1, 2**31 - 1),
+    ]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
 
 
 def test_an_older_library_is_asked_for_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +20,10 @@ def test_an_older_library_is_asked_for_what_it_allows(monkeypatch: pytest.Monkey
 
 
 def test_one_that_allows_nothing_keeps_its_own_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of(monkeypatch, most=0) == [(-3, 2**27), (-3, 2**25)]  # setting the other alone would switch its adapting off
+    assert asked_of(monkeypatch, most=0) == [
+        (-3, 2**27),
+        (-3, 2**25),
+    ]  # setting the other alone would switch its adapting off
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, most: int) -> list[tuple[int, int]]:
@@ -42,4 +48,4 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_posix_loader_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.os, "name", "nt")
     monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: pytest.fail("loaded"))
-    runtime.keep_memory()
+    runtime.keep_freed_memory()

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from frostglass.attacks._search.families import Gaussian, Mixture
+from frostglass.attacks._search.layered import Layered
 from frostglass.attacks.base import invert, prior_only
-from frostglass.attacks.families import Gaussian, Mixture
-from frostglass.attacks.flow import Flow
-from frostglass.attacks.layered import Layered
-from frostglass.attacks.vmi import Vmi
-from frostglass.errors import ConfigError
-from frostglass.experiments.cost import _try_attack
+from frostglass.attacks.model.vmi import Vmi
+from frostglass.core.errors import ConfigError
+from frostglass.networks.flow import Flow
+from frostglass.plan.cost import _try_attack
 from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.priors.wgan import Wgan
-from frostglass.runtime import generator_for
+from frostglass.runtime.seeding import generator_for
 from worlds import SHAPE, NoWork, prior, styled_prior, target
 
 SHAPES = {"depth": 2, "levels": 2, "hidden": 6}
@@ -69,7 +69,9 @@ def test_every_layer_begins_at_its_centre(each):
 def test_kl_is_the_mean_over_all_layers_and_free_ones_have_none(each, led):
     family = Layered(each, 5, led)
     state, noise = moved(family), normals(2, 6, family.noise)
-    parts = torch.stack([each.kl(state[:, layer], noise[..., : each.noise]) for layer in range(led)])
+    parts = torch.stack(
+        [each.kl(state[:, layer], noise[..., : each.noise]) for layer in range(led)]
+    )
     assert parts.abs().min() > 0.01
     assert torch.allclose(family.kl(state, noise), parts.sum(0) / 5, rtol=1e-5)
 
@@ -79,7 +81,13 @@ def test_free_layers_do_not_depend_on_the_state(each):
     family = Layered(each, 4, 2)
     state, noise = moved(family).requires_grad_(), normals(2, 3, family.noise)
     latents = family.sample(state, noise).unflatten(2, (4, 4))
-    assert not torch.autograd.grad(latents[:, :, :2].sum() + 0 * latents[:, :, 2:].sum(), state, retain_graph=True)[0].eq(0).all()
+    assert (
+        not torch.autograd.grad(
+            latents[:, :, :2].sum() + 0 * latents[:, :, 2:].sum(), state, retain_graph=True
+        )[0]
+        .eq(0)
+        .all()
+    )
     assert torch.autograd.grad(latents[:, :, 2:].sum(), state)[0].abs().max() == 0
 
 
@@ -111,7 +119,8 @@ def test_gradients_through_the_pictures_are_right():
     inside = Vmi(layered=True).pictures(known, latents, torch.zeros(2))
     assert ((inside > 0) & (inside < 1)).double().mean() > 0.5  # where nothing is cut off
     assert torch.autograd.gradcheck(
-        lambda z: (Vmi(layered=True).pictures(known, z, torch.zeros(2)) * weights).sum(), (latents.requires_grad_(),)
+        lambda z: (Vmi(layered=True).pictures(known, z, torch.zeros(2)) * weights).sum(),
+        (latents.requires_grad_(),),
     )
 
 
@@ -119,7 +128,9 @@ def test_what_a_family_cannot_be():
     for led in (0, 4):
         with pytest.raises(ConfigError, match=f"between 1 and 3 layers can be led, got {led}"):
             Layered(Gaussian(2), 3, led)
-    with pytest.raises(ConfigError, match=r"Layered needs noise of shape \(2, samples, 4\), got \(2, 5, 2\)"):
+    with pytest.raises(
+        ConfigError, match=r"Layered needs noise of shape \(2, samples, 4\), got \(2, 5, 2\)"
+    ):
         Layered(Gaussian(2), 3, 2).sample(moved(Layered(Gaussian(2), 3, 2)), normals(2, 5, 2))
 
 
@@ -127,11 +138,23 @@ def test_what_a_family_cannot_be():
 
 
 def small(**more):
-    return Vmi(**({"steps": 3, "points": 4, "draws": 5, "keep": 5, "lr": 0.05, "layered": True, **SHAPES} | more))
+    return Vmi(
+        **(
+            {"steps": 3, "points": 4, "draws": 5, "keep": 5, "lr": 0.05, "layered": True, **SHAPES}
+            | more
+        )
+    )
 
 
 def found(attack, known=None, labels=(2,)):
-    return invert(attack, target().view(["gradients"]), known or styled_prior(), labels=labels, seed=0, work=NoWork())
+    return invert(
+        attack,
+        target().view(["gradients"]),
+        known or styled_prior(),
+        labels=labels,
+        seed=0,
+        work=NoWork(),
+    )
 
 
 def test_the_style_of_each_latent_is_used_at_its_layer():
@@ -142,7 +165,9 @@ def test_the_style_of_each_latent_is_used_at_its_layer():
         expected = (network.synthesis(styles) / 2 + 0.5).clamp(0, 1)
         pictures = small().pictures(known, latents, torch.zeros(3))
         assert torch.allclose(pictures, expected, atol=1e-5)
-        swapped = small().pictures(known, latents.unflatten(1, (6, 8)).flip(1).flatten(1), torch.zeros(3))
+        swapped = small().pictures(
+            known, latents.unflatten(1, (6, 8)).flip(1).flatten(1), torch.zeros(3)
+        )
         assert (swapped - expected).abs().mean() > 0.02
         same = small().pictures(known, latents[:, :8].repeat(1, 6), torch.zeros(3))
         assert torch.allclose(same, known.images(latents[:, :8]), atol=1e-5)
@@ -152,17 +177,25 @@ def followed(family, known, *, gamma, steps=3, lr=0.005, points=4, label=0):
     """Momentum written out, the class loss and KL with noise of their own."""
     module, network = target().module.eval(), known.generator.network
     state, v = family.begin(torch.zeros(1, 48)), 0.0
-    dice = generator_for(0, "search", label, 0)
+    rng = generator_for(0, "search", label, 0)
     for _ in range(steps):
         state = state.detach().requires_grad_()
-        latents = family.sample(state, torch.randn(1, points, family.noise, generator=dice))[0]
+        latents = family.sample(state, torch.randn(1, points, family.noise, generator=rng))[0]
         styles = torch.stack([network.mapping.w(z) for z in latents.split(8, dim=1)], dim=1)
-        loss = -module((network.synthesis(styles) / 2 + 0.5).clamp(0, 1)).log_softmax(1)[:, label].mean()
-        loss = loss + gamma * family.kl(state, torch.randn(1, points, family.noise, generator=dice))[0]
+        loss = (
+            -module((network.synthesis(styles) / 2 + 0.5).clamp(0, 1))
+            .log_softmax(1)[:, label]
+            .mean()
+        )
+        loss = (
+            loss + gamma * family.kl(state, torch.randn(1, points, family.noise, generator=rng))[0]
+        )
         (gradient,) = torch.autograd.grad(loss, state)
         v = 0.9 * v + gradient
         state = state - lr * v
-    return family.sample(state, torch.randn(1, 5, family.noise, generator=generator_for(0, "read", label, 0)))[0].detach()
+    return family.sample(
+        state, torch.randn(1, 5, family.noise, generator=generator_for(0, "read", label, 0))
+    )[0].detach()
 
 
 @pytest.mark.parametrize("q", ["flow", "gaussian"])
@@ -174,20 +207,30 @@ def test_a_few_steps_by_hand(q, led):
     expected = followed(family, known, gamma=5.0)
     assert some.latents.shape == (1, 5, 48)
     assert torch.allclose(some.latents[0], expected[some.draws[0]], atol=1e-4)
-    assert (expected - followed(family, known, gamma=0.0)).abs().max() > 1e-3  # the comparison can fail
+    assert (
+        expected - followed(family, known, gamma=0.0)
+    ).abs().max() > 1e-3  # the comparison can fail
 
 
 @pytest.mark.parametrize("q", list(ONES))
 def test_it_beats_blind_draws(q):
     """No selection: all that is drawn from q against as many blind draws."""
     known, module = styled_prior(), target().module.eval()
-    some = found(small(q=q, steps=20, points=8, draws=20, keep=20, lr=0.1, optimizer="adam"), known, labels=(0, 1, 2, 3))
+    some = found(
+        small(q=q, steps=20, points=8, draws=20, keep=20, lr=0.1, optimizer="adam"),
+        known,
+        labels=(0, 1, 2, 3),
+    )
     blind = prior_only(known, range(4), 20, seed=0)
 
     def sure(pictures):
         with torch.no_grad():
             scores = module(pictures.flatten(0, 1)).softmax(1)
-        return scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None]).unflatten(0, (4, 20)).mean(1)
+        return (
+            scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None])
+            .unflatten(0, (4, 20))
+            .mean(1)
+        )
 
     assert sure(some.images).mean() > sure(blind.images).mean() + 0.3
 
@@ -206,8 +249,13 @@ def test_what_cannot_be_is_refused():
         found(small(), prior())
     with pytest.raises(ConfigError, match=none):
         _try_attack(small(), Wgan(), (3, 32, 32))
-    with pytest.raises(ConfigError, match=r"vmi\.identity_layers \(7\) is more than the 6 layers of the prior's generator: lower it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"vmi\.identity_layers \(7\) is more than the 6 layers of the prior's generator: lower it",
+    ):
         found(small(identity_layers=7))
-    with pytest.raises(ConfigError, match="identity_layers is for layered distributions: set layered to true"):
+    with pytest.raises(
+        ConfigError, match="identity_layers is for layered distributions: set layered to true"
+    ):
         Vmi(identity_layers=3)
     _try_attack(small(identity_layers=8), Stylegan2(), (3, 32, 32))

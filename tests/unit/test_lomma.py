@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.attacks import descent
+from frostglass.attacks._search import descent
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
-from frostglass.attacks.kedmi import Kedmi
-from frostglass.attacks.lomma import Lomma
-from frostglass.errors import ConfigError
-from frostglass.runtime import generator_for, seeded
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.attacks.model.kedmi import Kedmi
+from frostglass.attacks.model.lomma import Lomma
+from frostglass.core.errors import ConfigError
+from frostglass.runtime.seeding import generator_for, seeded
 from worlds import NoWork, prior, target
 
 SMALL = {"candidates": 2, "keep": 2}
-OURS = {"": {}} | {name: dict(Lomma.variants[name][1]) for name in ("baseline", "logit", "augmentation")}
+OURS = {"": {}} | {
+    name: dict(Lomma.variants[name][1]) for name in ("baseline", "logit", "augmentation")
+}
 
 
 def taught(students=2):
@@ -28,34 +30,61 @@ def taught(students=2):
 
 
 def found(attack, known=None, labels=(2,), seed=0):
-    return invert(attack, target().view(["gradients"]), known or taught(), labels=labels, seed=seed, work=NoWork())
+    return invert(
+        attack,
+        target().view(["gradients"]),
+        known or taught(),
+        labels=labels,
+        seed=seed,
+        work=NoWork(),
+    )
 
 
 def test_defaults_are_the_published_ones():
     lomma = Lomma()
-    assert (lomma.on, lomma.loss, lomma.weight, lomma.critic_weight, lomma.students) == ("gmi", "logit", 100, 1, True)
+    assert (lomma.on, lomma.loss, lomma.weight, lomma.critic_weight, lomma.students) == (
+        "gmi",
+        "logit",
+        100,
+        1,
+        True,
+    )
     assert (lomma.regulariser, lomma.regulariser_weight, lomma.reduction) == ("mean", 1, "mean")
-    assert (lomma.optimizer, lomma.lr, lomma.momentum, lomma.steps, lomma.clamp, lomma.candidates) == ("nesterov", 0.02, 0.9, 2400, 1, 5)
+    assert (
+        lomma.optimizer,
+        lomma.lr,
+        lomma.momentum,
+        lomma.steps,
+        lomma.clamp,
+        lomma.candidates,
+    ) == ("nesterov", 0.02, 0.9, 2400, 1, 5)
     ked = Lomma(**Lomma.variants["kedmi"][1])
     assert (ked.on, ked.optimizer, ked.candidates, ked.draws, ked.keep, ked.log_variance, ked.clamp, ked.steps) == (
         "kedmi", "adam", 1, 5, 5, 1, 1, 2400,
     )  # fmt: skip
 
 
-def loss_by_hand(attack, known, z, label, dice):
+def loss_by_hand(attack, known, z, label, rng):
     """(100 · [mean over models of the class loss + λ · distance of the target's features] - D) / 60 of one latent."""
     module = target().module.eval()
     pictures = known.generator.eval()(z[None])
     features = module[:6](pictures)
-    logits = [module[6](features)[0], *(student(pictures)[0] for student in known.students if attack.students)]
-    each = [-row[label] if attack.loss == "logit" else -row.softmax(0)[label].log() for row in logits]
+    logits = [
+        module[6](features)[0],
+        *(student(pictures)[0] for student in known.students if attack.students),
+    ]
+    each = [
+        -row[label] if attack.loss == "logit" else -row.softmax(0)[label].log() for row in logits
+    ]
     total = sum(each) / len(each)
     if attack.regulariser != "off":
         usual, spread = known.features
         if attack.regulariser == "sampled":
-            usual = usual + spread * torch.randn(128, generator=dice)
+            usual = usual + spread * torch.randn(128, generator=rng)
         distance = ((features[0] - usual) ** 2).sum()
-        total = total + attack.regulariser_weight * (distance / 128 if attack.reduction == "mean" else distance)
+        total = total + attack.regulariser_weight * (
+            distance / 128 if attack.reduction == "mean" else distance
+        )
     return (100 * total - known.critic(pictures)[0, 0]) / 60
 
 
@@ -70,10 +99,10 @@ def test_two_steps_by_hand(options):
     some, begun = found(attack, known), found(replace(attack, steps=0), known)
     for draw in range(2):
         z = begun.latents[0][begun.draws[0] == draw][0]
-        v, dice = torch.zeros(6), generator_for(0, "search", 2, draw)
+        v, rng = torch.zeros(6), generator_for(0, "search", 2, draw)
         for _ in range(2):
             z = z.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(loss_by_hand(attack, known, z, 2, dice), z)
+            (gradient,) = torch.autograd.grad(loss_by_hand(attack, known, z, 2, rng), z)
             old, v = v, 0.9 * v - 0.002 * gradient
             z = z - 0.9 * old + 1.9 * v
         assert torch.allclose(some.latents[0][some.draws[0] == draw][0], z, atol=1e-5)
@@ -81,14 +110,22 @@ def test_two_steps_by_hand(options):
 
 def test_on_ked_mi_by_hand():
     """Adam on (μ, s), latents cut to the box while searching and when drawing."""
-    attack, known = Lomma(**{**Lomma.variants["kedmi"][1], "steps": 3, "lr": 0.05, "regulariser": "sampled"}), taught()
-    state, dice = torch.stack([torch.zeros(6), torch.ones(6)]).requires_grad_(), generator_for(0, "search", 2, 0)
+    attack, known = (
+        Lomma(**{**Lomma.variants["kedmi"][1], "steps": 3, "lr": 0.05, "regulariser": "sampled"}),
+        taught(),
+    )
+    state, rng = (
+        torch.stack([torch.zeros(6), torch.ones(6)]).requires_grad_(),
+        generator_for(0, "search", 2, 0),
+    )
     adam = torch.optim.Adam([state], lr=0.05)
     for _ in range(3):
-        z = (state[0] + (state[1] / 2).exp() * torch.randn(1, 6, generator=dice)[0]).clamp(-1, 1)
-        (state.grad,) = torch.autograd.grad(loss_by_hand(attack, known, z, 2, dice), state)
+        z = (state[0] + (state[1] / 2).exp() * torch.randn(1, 6, generator=rng)[0]).clamp(-1, 1)
+        (state.grad,) = torch.autograd.grad(loss_by_hand(attack, known, z, 2, rng), state)
         adam.step()
-    drawn = state[0] + (state[1] / 2).exp() * torch.randn(5, 6, generator=generator_for(0, "read", 2, 0))
+    drawn = state[0] + (state[1] / 2).exp() * torch.randn(
+        5, 6, generator=generator_for(0, "read", 2, 0)
+    )
     some = found(attack, known)
     assert torch.allclose(some.latents[0], drawn.clamp(-1, 1)[some.draws[0]], atol=1e-4)
 
@@ -96,9 +133,14 @@ def test_on_ked_mi_by_hand():
 def test_the_baseline_on_gmi_is_gmi(monkeypatch):
     """Bit for bit, from equal starts, which differ only in the name they are drawn under."""
     draw = descent.fresh
-    monkeypatch.setattr(descent, "fresh", lambda *given, purpose, **more: draw(*given, purpose="equal", **more))
+    monkeypatch.setattr(
+        descent, "fresh", lambda *given, purpose, **more: draw(*given, purpose="equal", **more)
+    )
     same = {"steps": 25, "lr": 0.05, **SMALL}
-    ours, gmi = found(Lomma(**same, **OURS["baseline"]), labels=(0, 3)), found(Gmi(**same), labels=(0, 3))
+    ours, gmi = (
+        found(Lomma(**same, **OURS["baseline"]), labels=(0, 3)),
+        found(Gmi(**same), labels=(0, 3)),
+    )
     assert torch.equal(ours.latents, gmi.latents)
     assert torch.equal(ours.confidence, gmi.confidence)
     assert ours.queries == gmi.queries
@@ -106,25 +148,37 @@ def test_the_baseline_on_gmi_is_gmi(monkeypatch):
 
 
 def test_the_baseline_on_ked_mi_is_ked_mi_with_latents_in_a_box():
-    ours = found(Lomma(**{**Lomma.variants["kedmi"][1], **OURS["baseline"], "steps": 25}), labels=(0, 3))
+    ours = found(
+        Lomma(**{**Lomma.variants["kedmi"][1], **OURS["baseline"], "steps": 25}), labels=(0, 3)
+    )
     ked = found(Kedmi(steps=25, clamp="forward"), labels=(0, 3))
     assert torch.equal(ours.latents, ked.latents)
     assert torch.equal(ours.images, ked.images)
 
 
-@pytest.mark.parametrize(("variant", "students", "features"), [("", 1, 1), ("baseline", 0, 0), ("logit", 0, 1), ("augmentation", 1, 0)])
+@pytest.mark.parametrize(
+    ("variant", "students", "features"),
+    [("", 1, 1), ("baseline", 0, 0), ("logit", 0, 1), ("augmentation", 1, 0)],
+)
 def test_an_ablation_uses_what_it_should_and_nothing_else(variant, students, features):
     """With other students, or other statistics, the result is another exactly where the variant uses them."""
     known, attack = taught(), Lomma(steps=3, **SMALL, **OURS[variant])
     usual = found(attack, known).latents
-    assert torch.equal(found(attack, replace(known, students=known.students[:1])).latents, usual) == (not students)
-    assert torch.equal(found(attack, replace(known, features=known.features + 1)).latents, usual) == (not features)
+    assert torch.equal(
+        found(attack, replace(known, students=known.students[:1])).latents, usual
+    ) == (not students)
+    assert torch.equal(
+        found(attack, replace(known, features=known.features + 1)).latents, usual
+    ) == (not features)
 
 
 def test_one_more_equal_student_changes_only_its_share():
     """Students that are all the target itself are no students: the mean is not a sum."""
     known = replace(taught(0), students=(target().module,) * 3)
-    alone, many = (found(Lomma(steps=5, students=students, **SMALL), known).latents for students in (False, True))
+    alone, many = (
+        found(Lomma(steps=5, students=students, **SMALL), known).latents
+        for students in (False, True)
+    )
     assert torch.allclose(alone, many, atol=1e-4)
 
 
@@ -153,9 +207,15 @@ def test_what_it_needs_is_said_at_once():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"draws": 5}, r'draws .5. must be 1 with on = "gmi": a point has one picture; use variant = "kedmi"'),
+        (
+            {"draws": 5},
+            r'draws .5. must be 1 with on = "gmi": a point has one picture; use variant = "kedmi"',
+        ),
         ({"keep": 9}, r"keep .9. must not exceed candidates .5."),
-        ({"on": "kedmi", "candidates": 1, "draws": 3}, r"keep .5. must not exceed candidates · draws .3."),
+        (
+            {"on": "kedmi", "candidates": 1, "draws": 3},
+            r"keep .5. must not exceed candidates · draws .3.",
+        ),
         ({"reduction": "max"}, "reduction"),
         ({"regulariser": "median"}, "regulariser"),
     ],

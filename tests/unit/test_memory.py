@@ -10,18 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.attacks.lomma import Lomma
-from frostglass.experiments import cost, memory
-from frostglass.experiments.config import experiments
-from frostglass.experiments.memory import GAPS, HEAP, MIB, Ledger, foreseen, resident
-from frostglass.experiments.store import Store
-from frostglass.priors.decoder import build_decoder
+from frostglass.attacks.model.lomma import Lomma
+from frostglass.audit.config import experiments
+from frostglass.networks.decoder import build_decoder
+from frostglass.plan import cost, memory
+from frostglass.plan.memory import GAPS, HEAP, MIB, Ledger, foreseen, resident
 from frostglass.priors.pretrained import Pretrained
+from frostglass.store.store import Store
 
 STUDENT = {"model": "cnn", "options": {"width": 4}}
 SMALL = STUDENT | {"epochs": 1}
 TINY = {
-    "data": {"name": "faces", "size": 16, "identities": 4, "images": 6, "public_identities": 20, "public_images": 4},
+    "data": {
+        "name": "faces",
+        "size": 16,
+        "identities": 4,
+        "images": 6,
+        "public_identities": 20,
+        "public_images": 4,
+    },
     "target": SMALL,
     "evaluators": [SMALL],
     "judging": {"positive_control": False},
@@ -31,12 +38,16 @@ TINY = {
 
 
 def need(tmp_path, **changes):
-    return foreseen(experiments(TINY | changes), Store(tmp_path / "store"), lambda data: data.counts())
+    return foreseen(
+        experiments(TINY | changes), Store(tmp_path / "store"), lambda data: data.counts()
+    )
 
 
 def network(device):
     """Conv, ReLU and linear layer on pictures of 3 × 8 × 8; 4 maps, 5 logits."""
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5)).to(device)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 5)
+    ).to(device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -114,7 +125,11 @@ def test_a_convolution_lays_out_anew_what_it_reads_and_writes():
 def test_questions_without_an_answer_get_one():
     ghost = torch.zeros(3, 2, device="meta")
     with Ledger():
-        assert (ghost.sum().item(), ghost.long().sum().item(), bool(ghost.isfinite().all())) == (1.0, 0, True)
+        assert (ghost.sum().item(), ghost.long().sum().item(), bool(ghost.isfinite().all())) == (
+            1.0,
+            0,
+            True,
+        )
         assert torch.equal(ghost, ghost + 1)
         assert ghost[ghost > 0].shape == (6,)
         assert ghost[ghost[:, 0] > 0].shape == (3, 2)
@@ -131,7 +146,10 @@ def test_questions_without_an_answer_get_one():
 def test_the_step_that_needs_most_is_named(tmp_path):
     assert need(tmp_path, target=SMALL | {"options": {"width": 128}}).step == "target cnn"
     assert need(tmp_path, prior=TINY["prior"] | {"batch": 1024, "width": 32}).step == "prior wgan"
-    assert need(tmp_path, attack=TINY["attack"] | {"batch": 512, "candidates": 512}).step == "attack gmi"
+    assert (
+        need(tmp_path, attack=TINY["attack"] | {"batch": 512, "candidates": 512}).step
+        == "attack gmi"
+    )
 
 
 def test_nothing_large_is_allocated(tmp_path):
@@ -149,7 +167,9 @@ def test_networks_of_all_seeds_are_kept(tmp_path):
     once, thrice = need(tmp_path), need(tmp_path, grid={"seed": [0, 1, 2]})
     shape = (3, 16, 16)
     exp = experiments(TINY)[0][1]
-    networks = [memory.untrained(exp.target, tuple("abcd"), shape, (), seed=0).module] * 2 + list(exp.prior.networks(shape))
+    networks = [memory.untrained(exp.target, tuple("abcd"), shape, (), seed=0).module] * 2 + list(
+        exp.prior.networks(shape)
+    )
     weights = sum(tensor.nbytes for network in networks for tensor in network.state_dict().values())
     assert thrice.bytes - once.bytes == pytest.approx(2 * weights, abs=2 * MIB)
     assert thrice.bytes - once.bytes >= 2 * weights - MIB
@@ -158,16 +178,26 @@ def test_networks_of_all_seeds_are_kept(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prior": {"name": "kplus1", "width": 4, "target_mode": "train"}, "attack": {"name": "kedmi"}},
-        {"prior": {"name": "conditional", "width": 4, "least": 0.5, "top": 5}, "attack": {"name": "plgmi"}},
+        {
+            "prior": {"name": "kplus1", "width": 4, "target_mode": "train"},
+            "attack": {"name": "kedmi"},
+        },
+        {
+            "prior": {"name": "conditional", "width": 4, "least": 0.5, "top": 5},
+            "attack": {"name": "plgmi"},
+        },
         {"prior": {"name": "context", "width": 8, "diversity": 0.5}},
-        {"prior": {"name": "students", "base": TINY["prior"], "students": [STUDENT]}, "attack": {"name": "lomma"}},
+        {
+            "prior": {"name": "students", "base": TINY["prior"], "students": [STUDENT]},
+            "attack": {"name": "lomma"},
+        },
         {"attack": {"name": "brepmi", "points": 8, "batch": 32}},
         {"defenses": [{"name": "bido"}]},
         {"target": SMALL | {"start": "public"}},
     ],
     ids=lambda changes: "-".join(
-        str(value["name"]) if isinstance(value, dict) and "name" in value else key for key, value in changes.items()
+        str(value["name"]) if isinstance(value, dict) and "name" in value else key
+        for key, value in changes.items()
     ),
 )
 def test_methods_are_rehearsed_by_their_own_code(tmp_path, changes):
@@ -191,7 +221,11 @@ def stubborn(classes, image_shape):
 
 
 def test_what_cannot_be_rehearsed_is_said_and_nothing_stays_changed(tmp_path):
-    before, autocast, device = torch.get_rng_state(), torch.autocast, os.environ.get("FROSTGLASS_DEVICE")
+    before, autocast, device = (
+        torch.get_rng_state(),
+        torch.autocast,
+        os.environ.get("FROSTGLASS_DEVICE"),
+    )
     found = need(tmp_path, target={"model": f"{__name__}:stubborn"})
     assert found.unknown.startswith("target ")
     assert "stubborn cannot be rehearsed: " in found.unknown
@@ -209,7 +243,10 @@ def test_students_look_at_every_picture_too(monkeypatch):
         ("_generator_seconds", 0.003),
     ):
         monkeypatch.setattr(cost, name, lambda *_, seconds=seconds: seconds)
-    exp = experiments(TINY | {"prior": {"name": "students", "base": TINY["prior"], "students": [{"model": "cnn"}]}})[0][1]
+    exp = experiments(
+        TINY
+        | {"prior": {"name": "students", "base": TINY["prior"], "students": [{"model": "cnn"}]}}
+    )[0][1]
     assert cost._look_seconds(Lomma(), exp, 4, cost.Once()) == pytest.approx(0.004 + 0.01 + 0.02)
     alone = Lomma(students=False, regulariser="off")
     assert cost._look_seconds(alone, exp, 4, cost.Once()) == pytest.approx(0.004 + 0.02)
@@ -221,7 +258,8 @@ def test_a_stylegan_that_is_read_is_not_trained(monkeypatch):
     monkeypatch.setattr(cost, "_generator_seconds", lambda *_: 0.5)
     monkeypatch.setattr(cost, "_training_seconds", lambda *_: 0.004)
     read, trained = (
-        experiments(TINY | {"prior": {"name": "stylegan2"} | more, "attack": {"name": "ppa"}})[0][1] for more in ({"weights": "w"}, {})
+        experiments(TINY | {"prior": {"name": "stylegan2"} | more, "attack": {"name": "ppa"}})[0][1]
+        for more in ({"weights": "w"}, {})
     )
     assert cost.prior_work(read.prior, (3, 16, 16), 4, 80, cost.Once()) == ("load weights", 0.5)
     assert cost._look_seconds(read.attack, read, 4, cost.Once()) == pytest.approx(0.504)
@@ -230,10 +268,10 @@ def test_a_stylegan_that_is_read_is_not_trained(monkeypatch):
 
 CHILD = """
 import json, sys
-from frostglass.experiments.config import experiments
-from frostglass.experiments.grid import run_all
-from frostglass.experiments.memory import foreseen, most_resident
-from frostglass.experiments.store import Store
+from frostglass.audit.config import experiments
+from frostglass.audit.grid import run_all
+from frostglass.plan.memory import foreseen, most_resident
+from frostglass.store.store import Store
 settings = json.loads(sys.argv[1])
 store = Store(sys.argv[2])
 need = foreseen(experiments(settings), store, lambda data: data.counts())
@@ -243,9 +281,16 @@ sys.stdout.write(json.dumps([need.bytes, most_resident(), need.step, need.unknow
 
 
 def test_a_run_takes_what_was_foreseen(tmp_path):
-    wide = TINY | {"target": SMALL | {"options": {"width": 32}}, "prior": TINY["prior"] | {"width": 16, "batch": 64}}
+    wide = TINY | {
+        "target": SMALL | {"options": {"width": 32}},
+        "prior": TINY["prior"] | {"width": 16, "batch": 64},
+    }
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(wide), str(tmp_path / "store")], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", CHILD, json.dumps(wide), str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     said, taken, step, unknown = json.loads(done.stdout)
     assert (bool(step), unknown) == (True, "")
@@ -254,7 +299,9 @@ def test_a_run_takes_what_was_foreseen(tmp_path):
 
 def test_a_simulated_attacker_is_foreseen_too(tmp_path):
     def needed(attributes=(), **defense):
-        return need(tmp_path, target=SMALL | {"cut": "stage2", "attributes": attributes}, defenses=[defense])
+        return need(
+            tmp_path, target=SMALL | {"cut": "stage2", "attributes": attributes}, defenses=[defense]
+        )
 
     few, many = (needed(name="adv_learn", decoder_width=width) for width in (8, 128))
     with torch.device("meta"):
@@ -263,4 +310,6 @@ def test_a_simulated_attacker_is_foreseen_too(tmp_path):
     assert many.bytes - few.bytes > 4 * weights  # with gradients and Adam's two means
     assert not few.unknown + many.unknown + needed(name="tiprdc", reader_width=4, epochs=1).unknown
     described = needed(["hat", "beard"], name="disco", pruner_width=4, decoder_width=4)
-    assert described.unknown.startswith("scores cannot be rehearsed")  # of a target that tells no people; its training could be
+    assert described.unknown.startswith(
+        "scores cannot be rehearsed"
+    )  # of a target that tells no people; its training could be

@@ -4,11 +4,17 @@ import pytest
 import torch
 
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
-from frostglass.defenses.base import Batch, Moment
-from frostglass.defenses.mid import Mid, VariationalHead, kl_to_standard_normal, noise_of, spread
-from frostglass.errors import ConfigError
-from frostglass.runtime import generator_for
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.errors import ConfigError
+from frostglass.defenses.base import Batch, TrainingProgress
+from frostglass.defenses.training.mid import (
+    Mid,
+    VariationalHead,
+    kl_to_standard_normal,
+    noise_of,
+    spread,
+)
+from frostglass.runtime.seeding import generator_for
 from worlds import prior, target
 
 
@@ -30,12 +36,16 @@ def test_kl_agrees_with_the_library():
     encoded = draws(6, 10) + 3
     mean, raw = encoded.chunk(2, 1)
     ours = torch.distributions.Normal(mean, spread(raw))
-    slow = torch.distributions.kl_divergence(ours, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()
+    slow = (
+        torch.distributions.kl_divergence(ours, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()
+    )
     assert kl_to_standard_normal(encoded).item() == pytest.approx(slow.item(), rel=1e-5)
 
 
 def test_kl_gradient():
-    def double(encoded):  # the function itself works in single precision, as it must next to autocast
+    def double(
+        encoded,
+    ):  # the function itself works in single precision, as it must next to autocast
         mean, raw = encoded.chunk(2, 1)
         sigma = torch.nn.functional.softplus(raw - 5)
         return (-0.5 * (1 + 2 * sigma.log() - mean.square() - sigma.square())).sum(1).mean()
@@ -54,7 +64,16 @@ def test_noise_is_standard_normal_and_belongs_to_the_row():
     assert noise.mean().abs() < 0.01
     assert noise.std() == pytest.approx(1.0, abs=0.01)
     assert (noise**4).mean() == pytest.approx(3.0, abs=0.1)
-    correlation = torch.corrcoef(torch.stack([noise.flatten(), noise_of(rows, 1).flatten(), rows.flatten(), noise.roll(1, 0).flatten()]))
+    correlation = torch.corrcoef(
+        torch.stack(
+            [
+                noise.flatten(),
+                noise_of(rows, 1).flatten(),
+                rows.flatten(),
+                noise.roll(1, 0).flatten(),
+            ]
+        )
+    )
     assert (correlation - torch.eye(4)).abs().max() < 0.015
     assert torch.equal(noise_of(rows[7:9], 0), noise[7:9])
     nudged = rows.clone()
@@ -98,7 +117,13 @@ def test_it_replaces_the_head_and_pays_for_its_code():
     assert prepared.module[6].encode.weight.shape == (128, 128)  # twice k = d / 2
     assert prepared.module[6].decode.weight.shape == (4, 64)
     assert Mid().taps(prepared) == ("6.encode",)
-    batch = Batch(torch.zeros(1), torch.zeros(1).long(), torch.zeros(1, 4), {"6.encode": torch.zeros(1, 512)}, Moment(0, 1))
+    batch = Batch(
+        torch.zeros(1),
+        torch.zeros(1).long(),
+        torch.zeros(1, 4),
+        {"6.encode": torch.zeros(1, 512)},
+        TrainingProgress(0, 1),
+    )
     (term,) = Mid(weight=0.5).losses(batch).values()
     assert (term.weight, term.value.item()) == (0.5, pytest.approx(1152.87, rel=1e-5))
 
@@ -123,7 +148,10 @@ def test_an_attack_on_noise_does_not_depend_on_its_batches():
     made = Mid().prepare(target(), seed=0)
     found = [
         invert(
-            Gmi(steps=5, candidates=3, keep=3, batch=batch, critic_weight=0.0, samples=samples), made.view(["gradients"]), prior(), seed=0
+            Gmi(steps=5, candidates=3, keep=3, batch=batch, critic_weight=0.0, samples=samples),
+            made.view(["gradients"]),
+            prior(),
+            seed=0,
         )
         for batch, samples in ((3, 1), (64, 1), (64, 2))
     ]
@@ -149,7 +177,9 @@ def test_bad_parameters(bad, message):
 
 
 def test_a_code_of_no_dimension_is_refused():
-    with pytest.raises(ConfigError, match=r"mid.width must leave at least one of 128 dimensions, got 0.001"):
+    with pytest.raises(
+        ConfigError, match=r"mid.width must leave at least one of 128 dimensions, got 0.001"
+    ):
         Mid(width=0.001).prepare(target(), seed=0)
 
 
@@ -157,7 +187,8 @@ def test_an_attack_keeps_the_averaging_of_the_view_it_is_given():
     made = Mid().prepare(target(), seed=0)
     attack = Gmi(steps=2, candidates=1, keep=1, critic_weight=0.0)
     plain, averaged = (
-        invert(attack, view, prior(), seed=0).queries for view in (made.view(["gradients"]), made.view(["gradients"]).averaged(8))
+        invert(attack, view, prior(), seed=0).queries
+        for view in (made.view(["gradients"]), made.view(["gradients"]).averaged(8))
     )
     assert averaged == 8 * plain
     view = made.view(["labels"])
@@ -176,4 +207,6 @@ def test_a_label_view_of_noise_takes_the_commonest_label():
         seen.append(made.module(images).argmax(1))
     made.module[6].draw = 0
     assert len({tuple(labels.tolist()) for labels in seen}) > 1
-    assert torch.equal(made.view(["labels"]).averaged(5).labels(images), torch.stack(seen).mode(0).values)
+    assert torch.equal(
+        made.view(["labels"]).averaged(5).labels(images), torch.stack(seen).mode(0).values
+    )

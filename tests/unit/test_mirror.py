@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from frostglass.attacks._search.box import Box
+from frostglass.attacks._search.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.attacks.base import invert
-from frostglass.attacks.box import Box
-from frostglass.attacks.mirror import Mirror, rise_and_fall
-from frostglass.attacks.mirror_genetic import MirrorGenetic
-from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
-from frostglass.errors import AccessError, ConfigError
-from frostglass.priors.base import Prior, identity_hashes
-from frostglass.runtime import generator_for
-from frostglass.types import Target, View
+from frostglass.attacks.model.mirror import Mirror, rise_and_fall
+from frostglass.attacks.model.mirror_genetic import MirrorGenetic
+from frostglass.core.errors import AccessError, ConfigError
+from frostglass.core.prior import Prior
+from frostglass.core.types import Target
+from frostglass.core.views import ModelView
+from frostglass.priors.base import identity_hashes
+from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, conditional_prior, prior, styled_prior, target
 
 WHITE = {"pool": 40, "candidates": 3, "keep": 3, "steps": 6}
@@ -28,7 +30,9 @@ def calm(known=None):
     """A target that is not sure of anything a prior makes, so that there is something to gain for everybody."""
     made, known = target(), known or styled_prior()
     with torch.no_grad():
-        pictures = known.generator.eval()(torch.randn(100, known.latent, generator=torch.Generator().manual_seed(0)))
+        pictures = known.generator.eval()(
+            torch.randn(100, known.latent, generator=torch.Generator().manual_seed(0))
+        )
         logits, head = made.module.eval()(pictures), made.module[6]
         head.bias.copy_((head.bias - logits.mean(0)) / logits.std(0))
         head.weight /= logits.std(0)[:, None]
@@ -36,7 +40,14 @@ def calm(known=None):
 
 
 def run(attack, known=None, made=None, *, labels=(0, 1, 2, 3), seed=0):
-    return invert(attack, (made or calm(known)).view(attack.access), known or styled_prior(), labels=labels, seed=seed, work=NoWork())
+    return invert(
+        attack,
+        (made or calm(known)).view(attack.access),
+        known or styled_prior(),
+        labels=labels,
+        seed=seed,
+        work=NoWork(),
+    )
 
 
 def drawn(known, size, seed=0):
@@ -75,7 +86,14 @@ def linear(classes=2, scale=20.0):
         module[1].weight.copy_(torch.stack([-SLOPES, SLOPES]) * scale / 8)
         module[1].bias.copy_(-module[1].weight.sum(1) / 2 - torch.tensor([0.0, 1.0]))
     made = Target(module=module, classes=("a", "b"), image_shape=shape, head="1", key="plane")
-    return made, Prior(generator=Column(), critic=None, latent=len(SLOPES), image_shape=shape, saw=identity_hashes([]), key="column")
+    return made, Prior(
+        generator=Column(),
+        critic=None,
+        latent=len(SLOPES),
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        key="column",
+    )
 
 
 # The box.
@@ -105,8 +123,12 @@ def test_the_box_of_latents_undoes_nothing():
 def test_clamping_styles_is_clamping_what_comes_before_the_activation():
     box = box_of(styled_prior())
     styles = 3 * torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
-    points = torch.where(styles >= 0, styles, 5 * styles).clamp(box.mean - box.std, box.mean + box.std)
-    assert torch.allclose(box.held(styles), torch.where(points >= 0, points, 0.2 * points), atol=1e-6)
+    points = torch.where(styles >= 0, styles, 5 * styles).clamp(
+        box.mean - box.std, box.mean + box.std
+    )
+    assert torch.allclose(
+        box.held(styles), torch.where(points >= 0, points, 0.2 * points), atol=1e-6
+    )
     assert torch.allclose(box.after(box.before(styles)), styles, atol=1e-6)
 
 
@@ -114,14 +136,18 @@ def test_both_sides_of_the_box_hold_and_what_is_inside_stays():
     box = box_of(styled_prior())
     assert torch.equal(box.held(torch.full((3, 8), 99.0)), box.high.expand(3, 8))
     assert torch.equal(box.held(torch.full((3, 8), -99.0)), box.low.expand(3, 8))
-    inside = torch.lerp(box.low, box.high, torch.rand(20, 8, generator=torch.Generator().manual_seed(2)))
+    inside = torch.lerp(
+        box.low, box.high, torch.rand(20, 8, generator=torch.Generator().manual_seed(2))
+    )
     assert torch.equal(box.held(inside), inside)
 
 
 def test_a_gain_of_the_activation_scales_the_box_and_changes_nothing_else():
     known = styled_prior()
     styles = drawn(known, 50)
-    whole, halved = (Box.around(StyleSpace(known), factor * styles, 1.0) for factor in (1.0, 2**-0.5))
+    whole, halved = (
+        Box.around(StyleSpace(known), factor * styles, 1.0) for factor in (1.0, 2**-0.5)
+    )
     assert torch.allclose(halved.low, whole.low * 2**-0.5, atol=1e-6)
     assert torch.allclose(halved.high, whole.high * 2**-0.5, atol=1e-6)
 
@@ -131,15 +157,37 @@ def test_a_gain_of_the_activation_scales_the_box_and_changes_nothing_else():
 
 def test_defaults_are_the_published_ones():
     attack = Mirror()
-    assert (attack.loss, attack.weight, attack.critic_weight, attack.optimizer, attack.betas) == ("ce", 10, 0, "adam", (0.9, 0.999))
-    assert (attack.lr, attack.steps, attack.candidates, attack.keep, attack.pool) == (0.25, 500, 8, 8, 100_000)
+    assert (attack.loss, attack.weight, attack.critic_weight, attack.optimizer, attack.betas) == (
+        "ce",
+        10,
+        0,
+        "adam",
+        (0.9, 0.999),
+    )
+    assert (attack.lr, attack.steps, attack.candidates, attack.keep, attack.pool) == (
+        0.25,
+        500,
+        8,
+        8,
+        100_000,
+    )
     assert (attack.box, attack.truncation, attack.cutoff, attack.flip) == (1, 0.7, 8, 0.5)
     assert (attack.access, attack.asked_once) == (("gradients",), 100_000)
 
 
 @pytest.mark.parametrize(
     ("t", "factor"),
-    [(0, 0), (0.01, 0.2), (0.025, 0.5), (0.05, 1), (0.4, 1), (0.75, 1), (0.875, 0.5), (11 / 12, 0.25), (1, 0)],
+    [
+        (0, 0),
+        (0.01, 0.2),
+        (0.025, 0.5),
+        (0.05, 1),
+        (0.4, 1),
+        (0.75, 1),
+        (0.875, 0.5),
+        (11 / 12, 0.25),
+        (1, 0),
+    ],
 )
 def test_the_step_size_rises_and_falls(t, factor):
     assert rise_and_fall(t) == pytest.approx(factor, abs=1e-12)
@@ -156,7 +204,9 @@ def test_the_first_step_only_brings_starts_into_the_box():
     for label in range(4):
         held = {tuple(row) for row in box.held(still.latents[label]).tolist()}
         assert held == {tuple(row) for row in found.latents[label].tolist()}
-        assert {tuple(row) for row in still.latents[label].tolist()} <= {tuple(row) for row in outside.tolist()}
+        assert {tuple(row) for row in still.latents[label].tolist()} <= {
+            tuple(row) for row in outside.tolist()
+        }
 
 
 @pytest.mark.parametrize("make", [styled_prior, prior], ids=["styles", "latents"])
@@ -179,7 +229,9 @@ def test_the_search_is_the_slow_and_obvious_one(make):
         for step in range(12):
             picture = space.paint(w, truncate=True)
             picture = picture.flip(3) if torch.rand((), generator=coins) < 0.5 else picture
-            (w.grad,) = torch.autograd.grad(10 * nn.functional.cross_entropy(made.module(picture), torch.tensor([2])), w)
+            (w.grad,) = torch.autograd.grad(
+                10 * nn.functional.cross_entropy(made.module(picture), torch.tensor([2])), w
+            )
             rule.param_groups[0]["lr"] = 0.1 * rise_and_fall(step / 12)
             rule.step()
             with torch.no_grad():
@@ -215,7 +267,14 @@ def test_coins_are_a_candidate_s_own_and_off_at_0():
             return self.head(torch.stack([x.flatten(1).sum(1), -x.flatten(1).sum(1)], dim=1))
 
     shape = (1, 1, 2)
-    known = Prior(generator=Noted(), critic=None, latent=1, image_shape=shape, saw=identity_hashes([]), key="sides")
+    known = Prior(
+        generator=Noted(),
+        critic=None,
+        latent=1,
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        key="sides",
+    )
     made = Target(module=Reader(), classes=("a", "b"), image_shape=shape, head="head", key="reader")
     sizes = {"pool": 16, "candidates": 8, "keep": 8, "steps": 60, "lr": 1e-6, "box": 9.0}
 
@@ -229,7 +288,11 @@ def test_coins_are_a_candidate_s_own_and_off_at_0():
     assert torch.equal(always, ~never)
     turned = half != never
     assert torch.equal(
-        turned[:, 3], torch.stack([torch.rand((), generator=coin) for coin in [generator_for(0, "search", 0, 3)] * 60]) < 0.5
+        turned[:, 3],
+        torch.stack(
+            [torch.rand((), generator=coin) for coin in [generator_for(0, "search", 0, 3)] * 60]
+        )
+        < 0.5,
     )
     assert 0 < turned.sum(1).float().mean() < 8
     assert ((turned.sum(1) > 0) & (turned.sum(1) < 8)).any()
@@ -237,7 +300,9 @@ def test_coins_are_a_candidate_s_own_and_off_at_0():
 
 def test_in_a_linear_world_it_ends_in_the_best_corner_of_the_box():
     made, known = linear()
-    box = Box.around(StyleSpace(known), torch.randn(200, 5, generator=generator_for(0, "pool")), 1.0)
+    box = Box.around(
+        StyleSpace(known), torch.randn(200, 5, generator=generator_for(0, "pool")), 1.0
+    )
     found = run(Mirror(pool=200, candidates=4, keep=4, steps=60), known, made, labels=(0, 1))
     for label, sign in ((0, -1), (1, 1)):
         corner = torch.where(sign * SLOPES > 0, box.high, box.low)
@@ -249,7 +314,9 @@ def test_pictures_are_those_of_truncated_styles():
     made = calm(known)
     found = run(Mirror(**WHITE), known, made)
     with torch.no_grad():
-        shown = StyleSpace(known, 0.7, 8).paint(found.latents.flatten(0, 1), truncate=True).clamp(0, 1)
+        shown = (
+            StyleSpace(known, 0.7, 8).paint(found.latents.flatten(0, 1), truncate=True).clamp(0, 1)
+        )
         whole = StyleSpace(known).paint(found.latents.flatten(0, 1)).clamp(0, 1)
     assert torch.allclose(found.images.flatten(0, 1), shown, atol=1e-5)
     assert not torch.allclose(shown, whole, atol=1e-2)
@@ -266,16 +333,35 @@ def test_queries_by_gradients_are_counted():
 
 def test_defaults_of_the_genetic_search_are_the_published_ones():
     attack = MirrorGenetic()
-    assert (attack.population, attack.generations, attack.stop, attack.elite, attack.pool) == (1000, 100, 0.95, 1, 100_000)
-    assert (attack.mutation, attack.noise, attack.box, attack.truncation, attack.cutoff) == (0.1, 0.1, 1, 0.7, 8)
-    assert (attack.candidates, attack.keep, attack.access, attack.asked_once) == (1, 1, ("scores",), 100_000)
+    assert (attack.population, attack.generations, attack.stop, attack.elite, attack.pool) == (
+        1000,
+        100,
+        0.95,
+        1,
+        100_000,
+    )
+    assert (attack.mutation, attack.noise, attack.box, attack.truncation, attack.cutoff) == (
+        0.1,
+        0.1,
+        1,
+        0.7,
+        8,
+    )
+    assert (attack.candidates, attack.keep, attack.access, attack.asked_once) == (
+        1,
+        1,
+        ("scores",),
+        100_000,
+    )
     assert attack.effort() == ("up to 100 generations of 999 queries", 99_900)
     assert MirrorGenetic(samples=3).effort() == ("up to 100 generations of 2,997 queries", 299_700)
 
 
 def bred(attack, styles, worth, seed=0, box=None):
     wide = Box(torch.zeros(styles.shape[1]), torch.ones(styles.shape[1]), 50.0, bent=False)
-    return attack._children(box or wide, styles, torch.as_tensor(worth).double(), torch.Generator().manual_seed(seed))
+    return attack._children(
+        box or wide, styles, torch.as_tensor(worth).double(), torch.Generator().manual_seed(seed)
+    )
 
 
 def of_first(crossover, worth, size=4000):
@@ -301,7 +387,10 @@ def test_crossover_favours_the_fitter_parent_and_the_published_one_the_worse(fir
 @pytest.mark.parametrize("crossover", ["fitter", "published"])
 def test_crossover_of_parents_without_any_worth_or_with_all_of_it(crossover):
     attack = MirrorGenetic(crossover=crossover)
-    first, second = torch.tensor([0.0, 1.0, 0.0, 1.0, 1e-60]).double(), torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-60]).double()
+    first, second = (
+        torch.tensor([0.0, 1.0, 0.0, 1.0, 1e-60]).double(),
+        torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-60]).double(),
+    )
     expected = [0.5, 0.5, 0.0, 1.0, 0.5] if crossover == "fitter" else [0.5, 0.5, 1.0, 0.0, 0.5]
     assert attack._share(first, second).tolist() == pytest.approx(expected, abs=1e-12)
 
@@ -314,14 +403,21 @@ def test_parents_are_drawn_in_proportion_to_what_they_are_worth():
     assert not (children == 1).any()
     # A coordinate is that of parent i if i is drawn twice, or once and then chosen.
     p = torch.tensor([0.5, 0.0, 0.1, 0.4])
-    expected = [float(sum(2 * p[i] * p[j] * p[i] / (p[i] + p[j]) for j in range(4) if p[i] + p[j] > 0)) for i in range(4)]
-    assert [float((children == i).float().mean()) for i in range(4)] == pytest.approx(expected, abs=0.012)
+    expected = [
+        float(sum(2 * p[i] * p[j] * p[i] / (p[i] + p[j]) for j in range(4) if p[i] + p[j] > 0))
+        for i in range(4)
+    ]
+    assert [float((children == i).float().mean()) for i in range(4)] == pytest.approx(
+        expected, abs=0.012
+    )
 
 
 def test_parents_are_drawn_alike_where_all_scores_are_0():
     attack = MirrorGenetic(pool=2000, population=2000, elite=0, mutation=0.0)
     children = bred(attack, torch.arange(4.0).repeat(500)[:, None], torch.zeros(2000))
-    assert [float((children == i).float().mean()) for i in range(4)] == pytest.approx([0.25] * 4, abs=0.04)
+    assert [float((children == i).float().mean()) for i in range(4)] == pytest.approx(
+        [0.25] * 4, abs=0.04
+    )
 
 
 def test_mutation_moves_a_tenth_of_the_coordinates_by_a_tenth_of_a_deviation_each_child_its_own_way():
@@ -342,7 +438,11 @@ def test_children_are_held_in_the_box_and_the_elite_is_left_alone():
     known = styled_prior()
     made = calm(known)
     box = box_of(known, 60)
-    found = run(MirrorGenetic(**BLACK | {"noise": 30.0, "mutation": 1.0, "survivors": 20, "keep": 20}), known, made)
+    found = run(
+        MirrorGenetic(**BLACK | {"noise": 30.0, "mutation": 1.0, "survivors": 20, "keep": 20}),
+        known,
+        made,
+    )
     pool = {tuple(row) for row in drawn(known, 60).tolist()}
     for people in found.latents:
         outside = people[(box.held(people) != people).any(1)]
@@ -355,13 +455,18 @@ def test_children_are_held_in_the_box_and_the_elite_is_left_alone():
 def test_the_best_never_gets_worse_and_no_generations_are_the_best_of_the_pool():
     known = styled_prior()
     made = calm(known)
-    sure = [run(MirrorGenetic(**BLACK | {"generations": count}), known, made).confidence for count in (0, 1, 6)]
+    sure = [
+        run(MirrorGenetic(**BLACK | {"generations": count}), known, made).confidence
+        for count in (0, 1, 6)
+    ]
     for earlier, later in pairwise(sure):
         assert (later[:, 0] >= earlier[:, 0] - 1e-6).all()
     assert sure[-1].mean() > sure[0].mean() + 1e-3
     made.module.eval()
     space = StyleSpace(known, 0.7, 8)
-    scores = style_scores(made.view(["scores"]), space, drawn_styles(space, 60, seed=0), torch.arange(4))
+    scores = style_scores(
+        made.view(["scores"]), space, drawn_styles(space, 60, seed=0), torch.arange(4)
+    )
     assert torch.allclose(sure[0].double(), scores.topk(3, dim=0).values.T, atol=1e-6)
 
 
@@ -387,7 +492,12 @@ def test_a_person_who_is_found_is_bred_no_further():
     assert found.queries == 60 + int(found.steps[:, 0].sum()) * 19 + 4 * 3
     late = found.steps[:, 0].argmax().item()
     assert found.steps[late, 0] > 0
-    before = run(MirrorGenetic(**BLACK | {"stop": 1.0, "generations": int(found.steps[late, 0]) - 1}), known, made, labels=[late])
+    before = run(
+        MirrorGenetic(**BLACK | {"stop": 1.0, "generations": int(found.steps[late, 0]) - 1}),
+        known,
+        made,
+        labels=[late],
+    )
     assert before.confidence[0, 0] < level
 
 
@@ -410,7 +520,10 @@ def test_batches_change_nothing_by_gradients(make):
     made = calm(known)
     whole = run(Mirror(**WHITE), known, made)
     for batch, labels in ((1, (0, 1, 2, 3)), (17, (3, 0))):
-        assert torch.equal(run(Mirror(**WHITE, batch=batch), known, made, labels=labels).latents, whole.latents[list(labels)])
+        assert torch.equal(
+            run(Mirror(**WHITE, batch=batch), known, made, labels=labels).latents,
+            whole.latents[list(labels)],
+        )
 
 
 def test_populations_of_one_person_begin_alike_and_differ():
@@ -425,30 +538,51 @@ def test_nothing_but_scores_is_asked_for(monkeypatch):
         raise AssertionError("only scores are there")
 
     for name in ("logits", "logits_and_features", "labels"):
-        monkeypatch.setattr(View, name, refuse)
+        monkeypatch.setattr(ModelView, name, refuse)
     found = run(MirrorGenetic(**BLACK))
     assert found.confidence.isfinite().all()
     with pytest.raises(AccessError, match="grants labels and not scores"):
-        invert(MirrorGenetic(**BLACK), target().view(["labels"]), styled_prior(), seed=0, work=NoWork())
+        invert(
+            MirrorGenetic(**BLACK), target().view(["labels"]), styled_prior(), seed=0, work=NoWork()
+        )
 
 
 def test_in_a_linear_world_breeding_comes_near_the_best_corner_of_the_box():
     made, known = linear()
-    box = Box.around(StyleSpace(known), torch.randn(200, 5, generator=generator_for(0, "pool")), 1.0)
-    attack = MirrorGenetic(pool=200, population=40, generations=60, stop=1.0, mutation=0.5, noise=0.5)
+    box = Box.around(
+        StyleSpace(known), torch.randn(200, 5, generator=generator_for(0, "pool")), 1.0
+    )
+    attack = MirrorGenetic(
+        pool=200, population=40, generations=60, stop=1.0, mutation=0.5, noise=0.5
+    )
     found = run(attack, known, made, labels=(0, 1))
     for label, sign in ((0, -1), (1, 1)):
         corner = torch.where(sign * SLOPES > 0, box.high, box.low)
         reached = sign * found.latents[label, 0] @ SLOPES
-        assert reached > 0.97 * sign * corner @ SLOPES  # a draw outside the box may be better, and stays
+        assert (
+            reached > 0.97 * sign * corner @ SLOPES
+        )  # a draw outside the box may be better, and stays
 
 
 def test_the_published_crossover_is_the_weaker_search():
     made, known = linear()
-    sizes = {"pool": 100, "population": 30, "generations": 12, "stop": 1.0, "mutation": 0.3, "noise": 0.3, "elite": 0}
+    sizes = {
+        "pool": 100,
+        "population": 30,
+        "generations": 12,
+        "stop": 1.0,
+        "mutation": 0.3,
+        "noise": 0.3,
+        "elite": 0,
+    }
     sure = {
         crossover: torch.stack(
-            [run(MirrorGenetic(**sizes, crossover=crossover), known, made, labels=[1], seed=seed).confidence for seed in range(6)]
+            [
+                run(
+                    MirrorGenetic(**sizes, crossover=crossover), known, made, labels=[1], seed=seed
+                ).confidence
+                for seed in range(6)
+            ]
         )
         for crossover in ("fitter", "published")
     }
@@ -462,13 +596,15 @@ def test_a_score_that_is_not_finite_is_worth_nothing(monkeypatch):
     styles = drawn(known, 60)
     with torch.no_grad():
         pictures = space.paint(styles, truncate=True).clamp(0, 1)
-    bright, scores = pictures.mean((1, 2, 3)).median(), View.scores
+    bright, scores = pictures.mean((1, 2, 3)).median(), ModelView.scores
 
     def spoiled(view, images):
         return scores(view, images).where(images.mean((1, 2, 3))[:, None] < bright, torch.nan)
 
-    monkeypatch.setattr(View, "scores", spoiled)
-    start, end = (run(MirrorGenetic(**BLACK | {"generations": count}), known, made) for count in (0, 6))
+    monkeypatch.setattr(ModelView, "scores", spoiled)
+    start, end = (
+        run(MirrorGenetic(**BLACK | {"generations": count}), known, made) for count in (0, 6)
+    )
     dark = pictures.mean((1, 2, 3)) < bright
     assert 20 <= dark.sum() <= 30
     best = scores(made.view(["scores"]), pictures[dark]).topk(3, dim=0).indices.T
@@ -482,17 +618,26 @@ def test_a_score_that_is_not_finite_is_worth_nothing(monkeypatch):
 def test_people_have_their_own_random_numbers():
     made = calm()
     with torch.no_grad():
-        made.module[6].weight[1], made.module[6].bias[1] = made.module[6].weight[0], made.module[6].bias[0]
-    start, end = (run(MirrorGenetic(**BLACK | {"generations": count}), made=made, labels=[0, 1]) for count in (0, 6))
+        made.module[6].weight[1], made.module[6].bias[1] = (
+            made.module[6].weight[0],
+            made.module[6].bias[0],
+        )
+    start, end = (
+        run(MirrorGenetic(**BLACK | {"generations": count}), made=made, labels=[0, 1])
+        for count in (0, 6)
+    )
     assert torch.equal(start.latents[0], start.latents[1])
     assert not torch.equal(end.latents[0], end.latents[1])
 
 
-@pytest.mark.parametrize("attack", [Mirror(**WHITE), MirrorGenetic(**BLACK)], ids=["gradients", "scores"])
+@pytest.mark.parametrize(
+    "attack", [Mirror(**WHITE), MirrorGenetic(**BLACK)], ids=["gradients", "scores"]
+)
 @pytest.mark.parametrize("condition", ["label", "hint"])
 def test_a_prior_that_is_given_something_is_refused(attack, condition):
     with pytest.raises(
-        ConfigError, match=f"{attack.name} asks about draws for all people at once, and this prior makes pictures of a given {condition}"
+        ConfigError,
+        match=f"{attack.name} asks about draws for all people at once, and this prior makes pictures of a given {condition}",
     ):
         run(attack, conditional_prior(condition), target())
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.errors import ConfigError, ModelError
+from frostglass.core.errors import ConfigError, ModelError
 from frostglass.models.base import Preprocess
 from frostglass.models.build import build
 from frostglass.models.taps import find_head, find_taps
@@ -27,7 +27,10 @@ def make(name, shape=SHAPE, **options):
 
 
 def test_lenet_has_the_published_number_of_weights():
-    assert sum(weight.numel() for weight in make("lenet", (1, 32, 32), classes=10).parameters()) == 61_706
+    assert (
+        sum(weight.numel() for weight in make("lenet", (1, 32, 32), classes=10).parameters())
+        == 61_706
+    )
 
 
 def test_cnn_stops_halving_at_four_by_four():
@@ -48,7 +51,9 @@ def test_a_residual_block_without_its_branch_changes_nothing():
     assert torch.equal(block(maps), maps)
 
 
-@pytest.mark.parametrize(("name", "options"), [("cnn", {"width": 8}), ("resnet", {"width": 4}), ("resnet", {"depth": 1})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("cnn", {"width": 8}), ("resnet", {"width": 4}), ("resnet", {"depth": 1})]
+)
 def test_options_change_the_size(name, options):
     plain, changed = make(name), make(name, **options)
     assert sum(p.numel() for p in changed.parameters()) < sum(p.numel() for p in plain.parameters())
@@ -89,7 +94,10 @@ def test_torchvision_network():
 
 
 def test_torchvision_networks_with_side_outputs_give_logits_alone_while_training():
-    assert make("torchvision:googlenet", (3, 64, 64)).train()(torch.rand(2, 3, 64, 64)).shape == (2, 5)
+    assert make("torchvision:googlenet", (3, 64, 64)).train()(torch.rand(2, 3, 64, 64)).shape == (
+        2,
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +108,16 @@ def test_torchvision_networks_with_side_outputs_give_logits_alone_while_training
             (3, 112, 112),
             r"cannot take 3x112x112 images: height \(28\) must be divisible.*such as 64, 128 or 224",
         ),
-        ("timm:swinv2_tiny_window8_256", (3, 112, 112), r"cannot be built for 3x112x112 images: .*give window_size=7"),
-        ("timm:swinv2_tiny_window8_256", (3, 32, 32), r"puts out NaN or infinity for 3x32x32 images.*Swin needs 64 px"),
+        (
+            "timm:swinv2_tiny_window8_256",
+            (3, 112, 112),
+            r"cannot be built for 3x112x112 images: .*give window_size=7",
+        ),
+        (
+            "timm:swinv2_tiny_window8_256",
+            (3, 32, 32),
+            r"puts out NaN or infinity for 3x32x32 images.*Swin needs 64 px",
+        ),
         ("timm:inception_v3", (3, 32, 32), r"InceptionV3 cannot take 3x32x32 images: "),
         ("torchvision:resnet18", (1, 32, 32), r"takes 3 channels and not 1"),
         ("torchvision:vit_b_16", (3, 32, 48), r"takes square images and not 32x48"),
@@ -116,12 +132,18 @@ def test_sizes_a_network_cannot_take_are_errors_at_once(name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnte", r"no model named 'resnte': did you mean 'resnet'\? known: cnn, convmixer, facenet, ir152, lenet, mcnn, resnet, "),
+        (
+            "resnte",
+            r"no model named 'resnte': did you mean 'resnet'\? known: cnn, convmixer, facenet, ir152, lenet, mcnn, resnet, ",
+        ),
         ("resnet18", r"did you mean 'timm:resnet18'\?"),
         ("alexnet", r"did you mean 'torchvision:alexnet'\?"),
         ("timm:resnet81", r"timm has no model named 'resnet81': did you mean 'resnet18'"),
         ("timm:hf_hub:someone/something", r"timm has no model named 'hf_hub:someone/something'"),
-        ("torchvision:rsnet18", r"torchvision has no classifier named 'rsnet18': did you mean 'resnet18'"),
+        (
+            "torchvision:rsnet18",
+            r"torchvision has no classifier named 'rsnet18': did you mean 'resnet18'",
+        ),
         ("torchvision:fcn_resnet50", r"torchvision has no classifier named 'fcn_resnet50'"),
         ("no_such_package:net", r"cannot import 'no_such_package'"),
         ("json:lods", r"no function 'lods' in 'json': did you mean 'loads'"),
@@ -135,15 +157,35 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("timm:resnet18", {"wdith": 3}, r"timm:resnet18 refuses an option: .*unexpected keyword argument 'wdith'"),
-        ("torchvision:resnet18", {"wdith": 3}, r"torchvision:resnet18 refuses an option: .*unexpected keyword argument 'wdith'"),
-        ("timm:resnet18", {"pretrained": True}, r"does not take 'pretrained' here: load weights with load_weights"),
+        (
+            "timm:resnet18",
+            {"wdith": 3},
+            r"timm:resnet18 refuses an option: .*unexpected keyword argument 'wdith'",
+        ),
+        (
+            "torchvision:resnet18",
+            {"wdith": 3},
+            r"torchvision:resnet18 refuses an option: .*unexpected keyword argument 'wdith'",
+        ),
+        (
+            "timm:resnet18",
+            {"pretrained": True},
+            r"does not take 'pretrained' here: load weights with load_weights",
+        ),
         ("timm:resnet18", {"checkpoint_path": "w.pth"}, r"does not take 'checkpoint_path' here"),
         ("torchvision:resnet18", {"weights": "DEFAULT"}, r"does not take 'weights' here"),
         ("cnn", {"mean": [0.5] * 3}, r"give both mean and std"),
-        ("cnn", {"mean": [0.5], "std": [0.5]}, r"3 channels need as many values, got 1 of mean and 1 of std"),
+        (
+            "cnn",
+            {"mean": [0.5], "std": [0.5]},
+            r"3 channels need as many values, got 1 of mean and 1 of std",
+        ),
         ("cnn", {"mean": [0.5] * 3, "std": [0.5, 0.0, 0.5]}, r"std must be above zero, got 0.0"),
-        ("cnn", {"image_shape": (3, 16)}, r"image_shape must be \(channels, height, width\), got \(3, 16\)"),
+        (
+            "cnn",
+            {"image_shape": (3, 16)},
+            r"image_shape must be \(channels, height, width\), got \(3, 16\)",
+        ),
         ("cnn", {"classes": 0}, r"classes must be a whole number of at least 1, got 0"),
     ],
 )
@@ -156,7 +198,9 @@ def test_mean_and_std_are_applied_inside():
     plain = make("cnn").eval()
     whole = make("cnn", mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]).eval()
     images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
-    by_hand = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    by_hand = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor(
+        [0.5, 0.6, 0.7]
+    ).view(3, 1, 1)
     assert isinstance(whole, Preprocess)
     assert not isinstance(plain, Preprocess)
     assert set(whole.state_dict()) == {f"net.{name}" for name in plain.state_dict()}
@@ -205,9 +249,17 @@ def test_a_users_factory_gets_classes_shape_and_options():
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        ("net", {"hiden": 6}, r"my_networks:net: got an unexpected keyword argument 'hiden'; it takes classes, image_shape, hidden"),
+        (
+            "net",
+            {"hiden": 6},
+            r"my_networks:net: got an unexpected keyword argument 'hiden'; it takes classes, image_shape, hidden",
+        ),
         ("other_words", {}, r"missing a required argument: 'num_classes'; it takes num_classes"),
-        ("one_too_many", {}, r"puts out \(1, 6\) for one 3x16x16 image: expected logits of shape \(1, 5\)"),
+        (
+            "one_too_many",
+            {},
+            r"puts out \(1, 6\) for one 3x16x16 image: expected logits of shape \(1, 5\)",
+        ),
         ("nothing", {}, r"gave a NoneType: expected a torch.nn.Module"),
         ("lazy", {}, r"has lazy layers without weights yet"),
     ],
@@ -250,12 +302,18 @@ def with_noise(logits):
 
 
 def test_head_inside_a_sequential_is_found():
-    module = flat(nn.Linear(PIXELS, 5), nn.ReLU(), nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 5), nn.Identity()))
+    module = flat(
+        nn.Linear(PIXELS, 5),
+        nn.ReLU(),
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 5), nn.Identity()),
+    )
     assert find_head(module, SHAPE) == "3.1"
 
 
 def test_head_that_is_a_convolution_to_one_pixel_is_found():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 5, 1), nn.Flatten())
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 5, 1), nn.Flatten()
+    )
     target = wrap(module, classes=5, image_shape=SHAPE)
     assert target.head == "2"
     assert target.outputs(torch.rand(2, *SHAPE))[1].shape == (2, 4)
@@ -263,12 +321,17 @@ def test_head_that_is_a_convolution_to_one_pixel_is_found():
 
 def test_an_activation_in_place_after_the_last_layer_hides_no_mistake():
     module = flat(nn.Linear(PIXELS, 5), nn.ReLU(inplace=True))
-    with pytest.raises(ModelError, match=r"no linear layer of Sequential puts out its logits \(4, 5\)"):
+    with pytest.raises(
+        ModelError, match=r"no linear layer of Sequential puts out its logits \(4, 5\)"
+    ):
         find_head(module, SHAPE)
 
 
 def test_a_functional_last_layer_is_an_error_that_lists_what_was_found():
-    with pytest.raises(ModelError, match=r'the last ones it runs: body \(4, 6\): name the layer .* with head="name"'):
+    with pytest.raises(
+        ModelError,
+        match=r'the last ones it runs: body \(4, 6\): name the layer .* with head="name"',
+    ):
         wrap(Functional(), classes=5, image_shape=SHAPE)
 
 
@@ -286,16 +349,27 @@ def test_a_layer_used_twice_is_no_head():
 
 
 def test_named_layers_are_used_as_given():
-    target = wrap(Applied(with_noise), classes=list("abcde"), image_shape=SHAPE, head="last", taps=["first"])
-    assert (target.head, target.taps, target.classes) == ("last", ("first",), ("a", "b", "c", "d", "e"))
+    target = wrap(
+        Applied(with_noise), classes=list("abcde"), image_shape=SHAPE, head="last", taps=["first"]
+    )
+    assert (target.head, target.taps, target.classes) == (
+        "last",
+        ("first",),
+        ("a", "b", "c", "d", "e"),
+    )
     assert target.info == {"architecture": "Applied", "parameters": PIXELS * 6 + 6 + 6 * 5 + 5}
 
 
 def test_classes_by_number_get_names():
     assert wrap(flat(nn.Linear(PIXELS, 3)), classes=3, image_shape=SHAPE).classes == ("0", "1", "2")
-    for thing, told in ((torch.relu, "<built-in method relu"), (nn.Linear, "<class 'torch.nn.modules.linear.Linear'>"), (None, "None")):
+    for thing, told in (
+        (torch.relu, "<built-in method relu"),
+        (nn.Linear, "<class 'torch.nn.modules.linear.Linear'>"),
+        (None, "None"),
+    ):
         with pytest.raises(
-            ModelError, match=f"^expected a torch.nn.Module to wrap, got {told}.*: a function is called by the forward of a small module"
+            ModelError,
+            match=f"^expected a torch.nn.Module to wrap, got {told}.*: a function is called by the forward of a small module",
         ):
             wrap(thing, classes=5, image_shape=SHAPE)
 
@@ -303,7 +377,9 @@ def test_classes_by_number_get_names():
 def test_taps_of_shallow_networks():
     assert find_taps(flat(nn.Linear(PIXELS, 5)), SHAPE) == ()
     assert find_taps(flat(nn.Linear(PIXELS, 8), nn.ReLU(), nn.Linear(8, 5)), SHAPE) == ("2",)
-    assert find_taps(flat(nn.Linear(PIXELS, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 5)), SHAPE) == ("2", "4")
+    assert find_taps(
+        flat(nn.Linear(PIXELS, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 5)), SHAPE
+    ) == ("2", "4")
 
 
 def test_taps_skip_layers_without_a_tensor():
@@ -359,7 +435,12 @@ def test_outputs_that_are_no_logits_are_refused(function, message):
 
 
 def test_log_probabilities_are_logits():
-    assert wrap(Applied(lambda logits: logits.log_softmax(1)), classes=5, image_shape=SHAPE, head="last").head == "last"
+    assert (
+        wrap(
+            Applied(lambda logits: logits.log_softmax(1)), classes=5, image_shape=SHAPE, head="last"
+        ).head
+        == "last"
+    )
 
 
 def residue(module):
@@ -367,8 +448,13 @@ def residue(module):
     return {
         "modes": [part.training for part in module.modules()],
         "weights": copy.deepcopy(module.state_dict()),
-        "flags": [(weight.requires_grad, None if weight.grad is None else weight.grad.clone()) for weight in module.parameters()],
-        "hooks": [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()],
+        "flags": [
+            (weight.requires_grad, None if weight.grad is None else weight.grad.clone())
+            for weight in module.parameters()
+        ],
+        "hooks": [
+            len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()
+        ],
         "random": torch.get_rng_state(),
     }
 
@@ -377,8 +463,12 @@ def assert_same(before, after):
     assert before["modes"] == after["modes"]
     assert before["hooks"] == after["hooks"]
     assert torch.equal(before["random"], after["random"])
-    assert all(torch.equal(value, after["weights"][name]) for name, value in before["weights"].items())
-    for (needs, grad), (needs_after, grad_after) in zip(before["flags"], after["flags"], strict=True):
+    assert all(
+        torch.equal(value, after["weights"][name]) for name, value in before["weights"].items()
+    )
+    for (needs, grad), (needs_after, grad_after) in zip(
+        before["flags"], after["flags"], strict=True
+    ):
         assert needs == needs_after
         assert grad is grad_after is None or torch.equal(grad, grad_after)
 
@@ -389,7 +479,13 @@ class Touchy(nn.Module):
     def __init__(self, fails):
         super().__init__()
         self.fails = fails
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 14 * 14, 5))
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Dropout(0.5),
+            nn.Flatten(),
+            nn.Linear(4 * 14 * 14, 5),
+        )
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, images):
@@ -416,7 +512,9 @@ def test_looking_at_a_module_leaves_no_trace():
     assert_same(before, residue(module))
 
 
-@pytest.mark.parametrize("look", [find_head, find_taps, lambda module, shape: wrap(module, classes=5, image_shape=shape)])
+@pytest.mark.parametrize(
+    "look", [find_head, find_taps, lambda module, shape: wrap(module, classes=5, image_shape=shape)]
+)
 def test_a_module_that_fails_is_left_as_it_was(look):
     module = touchy(fails=True)
     before = residue(module)

@@ -19,11 +19,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 from frostglass.cli.main import app
-from frostglass.errors import CheckpointError, ConfigError
-from frostglass.files import write_tensors
-from frostglass.priors import inert
-from frostglass.priors.nvidia import convert_stylegan2, load_generator, official_name, read_stylegan2
-from frostglass.priors.styles import StyleGenerator, StyleSettings
+from frostglass.core.errors import CheckpointError, ConfigError
+from frostglass.networks.stylegan2 import pickle_reader as inert
+from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
+from frostglass.networks.stylegan2.nvidia import (
+    convert_stylegan2,
+    load_generator,
+    official_name,
+    read_stylegan2,
+)
+from frostglass.store.files import write_tensors
 
 TAPS = torch.tensor([1.0, 3.0, 3.0, 1.0])
 FILTER = torch.outer(TAPS, TAPS) / 64
@@ -51,7 +56,10 @@ class Fake:
         self.kind, self.source = kind, source
         self.state = {
             "training": False,
-            "_parameters": OrderedDict((name, nn.Parameter(value, requires_grad=False)) for name, value in dict(parameters).items()),
+            "_parameters": OrderedDict(
+                (name, nn.Parameter(value, requires_grad=False))
+                for name, value in dict(parameters).items()
+            ),
             "_buffers": OrderedDict(buffers),
             "_non_persistent_buffers_set": set(),
             "_backward_hooks": OrderedDict(),
@@ -64,7 +72,13 @@ class Fake:
         }
 
     def __reduce__(self):
-        meta = {"type": "class", "version": 6, "module_src": self.source, "class_name": self.kind, "state": self.state}
+        meta = {
+            "type": "class",
+            "version": 6,
+            "module_src": self.source,
+            "class_name": self.kind,
+            "state": self.state,
+        }
         return _reconstruct_persistent_obj, (meta,), None
 
     def part(self, path):
@@ -89,17 +103,20 @@ class Weights:
     """Draws tensors and remembers what was given out under which of our names."""
 
     def __init__(self):
-        self.dice, self.ours = torch.Generator().manual_seed(0), {}
+        self.rng, self.ours = torch.Generator().manual_seed(0), {}
 
     def __call__(self, name, *shape):
-        self.ours[name] = torch.randn(shape, generator=self.dice)
+        self.ours[name] = torch.randn(shape, generator=self.rng)
         return self.ours[name]
 
 
 def dense(draw, ours, inputs, outputs, *, activation="linear", rate=1):
     return Fake(
         "FullyConnectedLayer",
-        parameters={"weight": draw(f"{ours}.weight", outputs, inputs), "bias": draw(f"{ours}.bias", outputs)},
+        parameters={
+            "weight": draw(f"{ours}.weight", outputs, inputs),
+            "bias": draw(f"{ours}.bias", outputs),
+        },
         activation=activation,
         weight_gain=rate / np.sqrt(inputs),
         bias_gain=rate,
@@ -114,7 +131,10 @@ def conv(draw, ours, inputs, outputs, size, w_dim, clamp):
             "noise_strength": draw(f"{ours}.noise_strength"),
             "bias": draw(f"{ours}.bias", outputs),
         },
-        buffers={"resample_filter": FILTER.clone(), "noise_const": draw(f"{ours}.noise_const", size, size)},
+        buffers={
+            "resample_filter": FILTER.clone(),
+            "noise_const": draw(f"{ours}.noise_const", size, size),
+        },
         modules={"affine": dense(draw, f"{ours}.affine", w_dim, inputs)},
         activation="lrelu",
         conv_clamp=clamp,
@@ -122,30 +142,62 @@ def conv(draw, ours, inputs, outputs, size, w_dim, clamp):
     )
 
 
-def official(resolution=16, colours=3, z_dim=5, w_dim=4, layers=2, base=64, most=7, clamp=256, source=""):
+def official(
+    resolution=16, colours=3, z_dim=5, w_dim=4, layers=2, base=64, most=7, clamp=256, source=""
+):
     """A generator of the official layout, and its tensors by our names."""
     draw = Weights()
-    widths = {size: min(base // size, most) for size in (2**power for power in range(2, 11)) if size <= resolution}
+    widths = {
+        size: min(base // size, most)
+        for size in (2**power for power in range(2, 11))
+        if size <= resolution
+    }
     blocks = {}
     for number, (size, width) in enumerate(widths.items()):
         ours = f"synthesis.blocks.{number}"
-        modules = {"conv0": conv(draw, f"{ours}.conv0", widths[size // 2], width, size, w_dim, clamp)} if number else {}
+        modules = (
+            {"conv0": conv(draw, f"{ours}.conv0", widths[size // 2], width, size, w_dim, clamp)}
+            if number
+            else {}
+        )
         modules["conv1"] = conv(draw, f"{ours}.conv1", width, width, size, w_dim, clamp)
         modules["torgb"] = Fake(
             "ToRGBLayer",
-            parameters={"weight": draw(f"{ours}.torgb.weight", colours, width, 1, 1), "bias": draw(f"{ours}.torgb.bias", colours)},
+            parameters={
+                "weight": draw(f"{ours}.torgb.weight", colours, width, 1, 1),
+                "bias": draw(f"{ours}.torgb.bias", colours),
+            },
             modules={"affine": dense(draw, f"{ours}.torgb.affine", w_dim, width)},
             conv_clamp=clamp,
             weight_gain=1 / np.sqrt(width),
         )
         constant = {} if number else {"const": draw("synthesis.const", width, 4, 4)}
         blocks[f"b{size}"] = Fake(
-            "SynthesisBlock", parameters=constant, buffers={"resample_filter": FILTER.clone()}, modules=modules, architecture="skip"
+            "SynthesisBlock",
+            parameters=constant,
+            buffers={"resample_filter": FILTER.clone()},
+            modules=modules,
+            architecture="skip",
         )
-    fcs = {f"fc{i}": dense(draw, f"mapping.layers.{i}", w_dim if i else z_dim, w_dim, activation="lrelu", rate=0.01) for i in range(layers)}
-    mapping = Fake("MappingNetwork", buffers={"w_avg": draw("mapping.w_avg", w_dim)}, modules=fcs, num_ws=2 * len(widths))
+    fcs = {
+        f"fc{i}": dense(
+            draw, f"mapping.layers.{i}", w_dim if i else z_dim, w_dim, activation="lrelu", rate=0.01
+        )
+        for i in range(layers)
+    }
+    mapping = Fake(
+        "MappingNetwork",
+        buffers={"w_avg": draw("mapping.w_avg", w_dim)},
+        modules=fcs,
+        num_ws=2 * len(widths),
+    )
     synthesis = Fake("SynthesisNetwork", modules=blocks, block_resolutions=list(widths))
-    return Fake("Generator", modules={"synthesis": synthesis, "mapping": mapping}, source=source, img_resolution=resolution), draw.ours
+    return Fake(
+        "Generator",
+        modules={"synthesis": synthesis, "mapping": mapping},
+        source=source,
+        img_resolution=resolution,
+    ), draw.ours
 
 
 def snapshot(generator, **more):
@@ -185,9 +237,14 @@ def refused(path, message):
 def test_the_official_layout_is_read_to_the_last_bit(tmp_path, protocol):
     generator, ours = official()
     settings, tensors = read_stylegan2(written(tmp_path, snapshot(generator), protocol))
-    assert settings == StyleSettings(resolution=16, z_dim=5, w_dim=4, layers=2, channel_base=64, channel_max=7, clamp=256)
+    assert settings == StyleSettings(
+        resolution=16, z_dim=5, w_dim=4, layers=2, channel_base=64, channel_max=7, clamp=256
+    )
     assert tensors.keys() == ours.keys()
-    assert all(torch.equal(tensors[name], ours[name]) and tensors[name].dtype == torch.float32 for name in ours)
+    assert all(
+        torch.equal(tensors[name], ours[name]) and tensors[name].dtype == torch.float32
+        for name in ours
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +259,9 @@ def test_sizes_come_from_the_shapes(tmp_path, given):
     generator, ours = official(**given)
     settings, tensors = read_stylegan2(written(tmp_path, snapshot(generator)))
     names = {"base": "channel_base", "most": "channel_max"}
-    assert {names.get(name, name): value for name, value in given.items()}.items() <= asdict(settings).items()
+    assert {names.get(name, name): value for name, value in given.items()}.items() <= asdict(
+        settings
+    ).items()
     assert tensors.keys() == StyleGenerator(settings).state_dict().keys() == ours.keys()
 
 
@@ -219,7 +278,9 @@ def test_half_precision_and_strided_tensors_are_widened_and_laid_out(tmp_path):
     held["weight"] = nn.Parameter(held["weight"].data.contiguous(memory_format=torch.channels_last))
     held["bias"] = nn.Parameter(torch.arange(100, dtype=torch.float16)[10:18:2])
     _, tensors = read_stylegan2(written(tmp_path, snapshot(generator)))
-    assert torch.equal(tensors["synthesis.blocks.2.conv1.weight"], ours["synthesis.blocks.2.conv1.weight"])
+    assert torch.equal(
+        tensors["synthesis.blocks.2.conv1.weight"], ours["synthesis.blocks.2.conv1.weight"]
+    )
     assert tensors["synthesis.blocks.2.conv1.weight"].is_contiguous()
     assert tensors["synthesis.blocks.2.conv1.bias"].tolist() == [10, 12, 14, 16]
 
@@ -227,8 +288,14 @@ def test_half_precision_and_strided_tensors_are_widened_and_laid_out(tmp_path):
 def test_names():
     settings = StyleSettings(resolution=1024)
     assert official_name("synthesis.const", settings) == "synthesis.b4.const"
-    assert official_name("synthesis.blocks.0.conv1.noise_const", settings) == "synthesis.b4.conv1.noise_const"
-    assert official_name("synthesis.blocks.8.torgb.affine.bias", settings) == "synthesis.b1024.torgb.affine.bias"
+    assert (
+        official_name("synthesis.blocks.0.conv1.noise_const", settings)
+        == "synthesis.b4.conv1.noise_const"
+    )
+    assert (
+        official_name("synthesis.blocks.8.torgb.affine.bias", settings)
+        == "synthesis.b1024.torgb.affine.bias"
+    )
     assert official_name("mapping.layers.7.weight", settings) == "mapping.fc7.weight"
     assert official_name("mapping.w_avg", settings) == "mapping.w_avg"
 
@@ -243,7 +310,9 @@ def test_convert_and_load(tmp_path):
     again = load_generator(out)
     assert not again.training
     assert again.settings == made.settings
-    assert {name: value.tolist() for name, value in again.state_dict().items()} == {name: value.tolist() for name, value in ours.items()}
+    assert {name: value.tolist() for name, value in again.state_dict().items()} == {
+        name: value.tolist() for name, value in ours.items()
+    }
     z = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
     assert torch.equal(made(z), again(z))
     first = out.read_bytes()
@@ -255,7 +324,10 @@ def test_an_existing_file_is_kept_without_force(tmp_path):
     out = tmp_path / "net.safetensors"
     out.write_text("precious")
     source = written(tmp_path, snapshot(official()[0]))
-    with pytest.raises(ConfigError, match=r"net\.safetensors exists already: give another name, or --force to replace it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"net\.safetensors exists already: give another name, or --force to replace it",
+    ):
         convert_stylegan2(source, out)
     assert out.read_text() == "precious"
     written(tmp_path, {}, name="bad.pkl")
@@ -265,7 +337,10 @@ def test_an_existing_file_is_kept_without_force(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot write x\.safetensors: there is no folder"):
         convert_stylegan2(source, tmp_path / "nowhere" / "x.safetensors")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot write .*folder \(Is a directory\): give the name of a file in a folder of your own"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot write .*folder \(Is a directory\): give the name of a file in a folder of your own",
+    ):
         convert_stylegan2(source, tmp_path / "folder", force=True)
 
 
@@ -273,8 +348,15 @@ def test_a_converted_file_is_loaded_strictly(tmp_path):
     out = tmp_path / "net.safetensors"
     convert_stylegan2(written(tmp_path, snapshot(official()[0])), out)
     tensors, settings = load_file(out), {"stylegan2": asdict(load_generator(out).settings)}
-    write_tensors(tmp_path / "less.safetensors", {name: value for name, value in tensors.items() if name != "mapping.w_avg"}, settings)
-    with pytest.raises(CheckpointError, match=r"less.safetensors does not fit StyleGenerator: 1 missing \(mapping.w_avg\)"):
+    write_tensors(
+        tmp_path / "less.safetensors",
+        {name: value for name, value in tensors.items() if name != "mapping.w_avg"},
+        settings,
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"less.safetensors does not fit StyleGenerator: 1 missing \(mapping.w_avg\)",
+    ):
         load_generator(tmp_path / "less.safetensors")
     write_tensors(tmp_path / "more.safetensors", tensors | {"extra": torch.ones(1)}, settings)
     with pytest.raises(CheckpointError, match=r"1 unexpected \(extra\)"):
@@ -286,7 +368,10 @@ def test_a_converted_file_is_loaded_strictly(tmp_path):
         "unknown": {"stylegan2": {"x": 1}},
     }.items():
         write_tensors(tmp_path / name, tensors, values)
-        with pytest.raises(CheckpointError, match=f"{name} does not say how its StyleGAN2 is made: convert it again"):
+        with pytest.raises(
+            CheckpointError,
+            match=f"{name} does not say how its StyleGAN2 is made: convert it again",
+        ):
             load_generator(tmp_path / name)
     save_file(tensors, tmp_path / "plain")
     with pytest.raises(CheckpointError, match="plain does not say how its StyleGAN2 is made"):
@@ -294,7 +379,9 @@ def test_a_converted_file_is_loaded_strictly(tmp_path):
     (tmp_path / "cut").write_bytes(out.read_bytes()[:500])
     with pytest.raises(CheckpointError, match="cut is not a readable safetensors file"):
         load_generator(tmp_path / "cut")
-    with pytest.raises(CheckpointError, match=r"no file at '.*gone': make one with frostglass convert stylegan2"):
+    with pytest.raises(
+        CheckpointError, match=r"no file at '.*gone': make one with frostglass convert stylegan2"
+    ):
         load_generator(tmp_path / "gone")
 
 
@@ -306,15 +393,24 @@ def test_the_command(tmp_path):
     done = frostglass("stylegan2", source, out)
     parameters = sum(value.numel() for value in load_generator(out).parameters())
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == f"{out}: StyleGAN2, 3x16x16, z 5, w 4, 2 mapping layers, 6 styles, {parameters:,} parameters\n"
+    assert (
+        done.stdout
+        == f"{out}: StyleGAN2, 3x16x16, z 5, w 4, 2 mapping layers, 6 styles, {parameters:,} parameters\n"
+    )
     done = frostglass("stylegan2", source, out)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "exists already" in done.stderr
     done = frostglass("stylegan2", source, out, "--force", "--json")
-    assert json.loads(done.stdout) == asdict(load_generator(out).settings) | {"parameters": parameters, "file": str(out)}
+    assert json.loads(done.stdout) == asdict(load_generator(out).settings) | {
+        "parameters": parameters,
+        "file": str(out),
+    }
     for args, message in [
         (("stylegan2", tmp_path / "no.pkl", tmp_path / "x"), "no file at"),
-        (("stylegan3", source, tmp_path / "x"), "no conversion named 'stylegan3': did you mean 'stylegan2'?"),
+        (
+            ("stylegan3", source, tmp_path / "x"),
+            "no conversion named 'stylegan3': did you mean 'stylegan2'?",
+        ),
         (("stylegan2", out, tmp_path / "x"), "net.safetensors is damaged, cut short or no pickle"),
     ]:
         done = frostglass(*args)
@@ -351,11 +447,15 @@ def reshape(generator):
 
 
 def label(generator):
-    generator.part("mapping").state["_modules"]["embed"] = Fake("FullyConnectedLayer", parameters={"weight": torch.ones(2, 2)})
+    generator.part("mapping").state["_modules"]["embed"] = Fake(
+        "FullyConnectedLayer", parameters={"weight": torch.ones(2, 2)}
+    )
 
 
 def infinite(generator):
-    generator.part("mapping").state["_buffers"]["w_avg"] = torch.tensor([1.0, float("inf"), 0.0, 0.0])
+    generator.part("mapping").state["_buffers"]["w_avg"] = torch.tensor(
+        [1.0, float("inf"), 0.0, 0.0]
+    )
 
 
 def sharp(generator):
@@ -369,24 +469,51 @@ def attribute(path, name, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lose, r"6 tensors missing \(synthesis.b8.conv0.weight, synthesis.b8.conv0.bias, synthesis.b8.conv0.noise_strength, \.\.\.\)"),
+        (
+            lose,
+            r"6 tensors missing \(synthesis.b8.conv0.weight, synthesis.b8.conv0.bias, synthesis.b8.conv0.noise_strength, \.\.\.\)",
+        ),
         (lose_the_last, "synthesis.b16.conv1.weight is missing or no tensor of 1 axes"),
         (gain, r"1 tensors unexpected \(synthesis.b8.more\)"),
-        (reshape, r"1 tensors of another shape \(synthesis.b8.conv0.noise_const \(4, 4\) for \(8, 8\)\)"),
+        (
+            reshape,
+            r"1 tensors of another shape \(synthesis.b8.conv0.noise_const \(4, 4\) for \(8, 8\)\)",
+        ),
         (label, "its generator takes class labels, and only those without are supported"),
-        (infinite, r"net.pkl cannot be used: 1 of its tensors hold NaN or infinity \(mapping.w_avg\)"),
+        (
+            infinite,
+            r"net.pkl cannot be used: 1 of its tensors hold NaN or infinity \(mapping.w_avg\)",
+        ),
         (sharp, r"synthesis.b8.resample_filter is not the filter \[1, 3, 3, 1\]"),
-        (attribute("mapping.fc1", "activation", "relu"), "mapping.fc1 has another activation than lrelu"),
+        (
+            attribute("mapping.fc1", "activation", "relu"),
+            "mapping.fc1 has another activation than lrelu",
+        ),
         (attribute("mapping.fc0", "bias_gain", 1), r"mapping.fc0 has another bias_gain than 0\.01"),
-        (attribute("synthesis.b4.conv1", "conv_clamp", 128), r"synthesis.b4.conv1 has another conv_clamp than 256\.0"),
-        (attribute("synthesis.b4.torgb", "conv_clamp", None), r"synthesis.b4.torgb has another conv_clamp than 256\.0"),
-        (attribute("synthesis.b16.conv1", "conv_clamp", np.float64(256)), "conv_clamp of synthesis.b16.conv1 is a Opaque and no number"),
+        (
+            attribute("synthesis.b4.conv1", "conv_clamp", 128),
+            r"synthesis.b4.conv1 has another conv_clamp than 256\.0",
+        ),
+        (
+            attribute("synthesis.b4.torgb", "conv_clamp", None),
+            r"synthesis.b4.torgb has another conv_clamp than 256\.0",
+        ),
+        (
+            attribute("synthesis.b16.conv1", "conv_clamp", np.float64(256)),
+            "conv_clamp of synthesis.b16.conv1 is a Opaque and no number",
+        ),
         (
             attribute("synthesis.b16.conv1", "conv_clamp", -1),
             r"its sizes are none of a StyleGAN2 \(StyleSettings: clamp: expected more than",
         ),
-        (attribute("synthesis.b8.conv1", "_modules", [1]), "_modules of a SynthesisLayer is no dict of names"),
-        (attribute("synthesis.b8.conv1", "_buffers", {"x": 3}), r"x in synthesis.b8.conv1 is no tensor"),
+        (
+            attribute("synthesis.b8.conv1", "_modules", [1]),
+            "_modules of a SynthesisLayer is no dict of names",
+        ),
+        (
+            attribute("synthesis.b8.conv1", "_buffers", {"x": 3}),
+            r"x in synthesis.b8.conv1 is no tensor",
+        ),
     ],
 )
 def test_misfits_are_named(tmp_path, change, message):
@@ -394,24 +521,52 @@ def test_misfits_are_named(tmp_path, change, message):
 
 
 def stylegan3():
-    layer = Fake("SynthesisLayer", parameters={"weight": torch.ones(2, 2, 3, 3)}, up_taps=np.ones(3), in_size=np.array([4, 4]))
-    start = Fake("SynthesisInput", parameters={"weight": torch.ones(2, 2)}, buffers={"freqs": torch.ones(2)})
+    layer = Fake(
+        "SynthesisLayer",
+        parameters={"weight": torch.ones(2, 2, 3, 3)},
+        up_taps=np.ones(3),
+        in_size=np.array([4, 4]),
+    )
+    start = Fake(
+        "SynthesisInput", parameters={"weight": torch.ones(2, 2)}, buffers={"freqs": torch.ones(2)}
+    )
     synthesis = Fake("SynthesisNetwork", modules={"input": start, "L0_36_512": layer})
-    mapping = Fake("MappingNetwork", modules={"fc0": Fake("FullyConnectedLayer", parameters={"weight": torch.ones(2, 2)})})
+    mapping = Fake(
+        "MappingNetwork",
+        modules={"fc0": Fake("FullyConnectedLayer", parameters={"weight": torch.ones(2, 2)})},
+    )
     return snapshot(Fake("Generator", modules={"synthesis": synthesis, "mapping": mapping}))
 
 
 def test_other_networks_are_recognised(tmp_path):
-    refused(written(tmp_path, stylegan3()), "its generator has no synthesis.b4.const or no mapping.fc0.weight; it looks like StyleGAN3")
+    refused(
+        written(tmp_path, stylegan3()),
+        "its generator has no synthesis.b4.const or no mapping.fc0.weight; it looks like StyleGAN3",
+    )
     classifier = Fake("ResNet", parameters={"fc": torch.ones(2)})
-    refused(written(tmp_path, snapshot(classifier)), "no synthesis.b4.const or no mapping.fc0.weight; its tensors are fc")
-    refused(written(tmp_path, nn.Linear(2, 2)), "it names torch.nn.modules.linear.Linear, which a StyleGAN2 does not need")
-    refused(written(tmp_path, {"G": 1, "D": 2}), "expected a dict with a network G_ema, found a dict of D, G")
+    refused(
+        written(tmp_path, snapshot(classifier)),
+        "no synthesis.b4.const or no mapping.fc0.weight; its tensors are fc",
+    )
+    refused(
+        written(tmp_path, nn.Linear(2, 2)),
+        "it names torch.nn.modules.linear.Linear, which a StyleGAN2 does not need",
+    )
+    refused(
+        written(tmp_path, {"G": 1, "D": 2}),
+        "expected a dict with a network G_ema, found a dict of D, G",
+    )
     refused(written(tmp_path, [1]), "expected a dict with a network G_ema, found a list")
     torch.save({"G_ema": torch.ones(2)}, tmp_path / "net.pkl")
-    refused(tmp_path / "net.pkl", "net.pkl is not a StyleGAN2 that can be read: it is a file of torch.save, not a pickle")
+    refused(
+        tmp_path / "net.pkl",
+        "net.pkl is not a StyleGAN2 that can be read: it is a file of torch.save, not a pickle",
+    )
     (tmp_path / "net.pkl").write_bytes(b"\x80\x03cdnnlib.tflib.network\nNetwork\n.")
-    refused(tmp_path / "net.pkl", "written by the TensorFlow version of StyleGAN: convert it with NVIDIA's own legacy.py first")
+    refused(
+        tmp_path / "net.pkl",
+        "written by the TensorFlow version of StyleGAN: convert it with NVIDIA's own legacy.py first",
+    )
     (tmp_path / "net.pkl").write_bytes(b"")
     refused(tmp_path / "net.pkl", "it is empty")
     refused(tmp_path / "gone.pkl", "no file at '.*gone.pkl': give the path of a StyleGAN2 pickle")
@@ -419,16 +574,18 @@ def test_other_networks_are_recognised(tmp_path):
 
 
 def test_damaged_files_are_refused_and_nothing_else_happens(tmp_path):
-    whole = pickle.dumps({"G_ema": official(resolution=8, z_dim=2, w_dim=2, layers=1, base=8, most=2)[0]}, 4)
+    whole = pickle.dumps(
+        {"G_ema": official(resolution=8, z_dim=2, w_dim=2, layers=1, base=8, most=2)[0]}, 4
+    )
     path = tmp_path / "net.pkl"
     for end in range(1, len(whole), 487):
         path.write_bytes(whole[:end])
         refused(path, "net.pkl is (damaged, cut short or no pickle|not a StyleGAN2)")
-    dice, outcomes = np.random.default_rng(0), set()
+    rng, outcomes = np.random.default_rng(0), set()
     for _ in range(150):
         spoiled = bytearray(whole)
-        for place in dice.integers(len(whole), size=3):
-            spoiled[place] = dice.integers(256)
+        for place in rng.integers(len(whole), size=3):
+            spoiled[place] = rng.integers(256)
         path.write_bytes(spoiled)
         try:
             read_stylegan2(path)
@@ -457,9 +614,20 @@ def text(word):
     return struct.pack("<I", len(word.encode())) + word.encode()
 
 
-def legacy(content=None, *, count=2, data=None, key="0", kind=b"ctorch\nFloatStorage\n", system=None):
+def legacy(
+    content=None, *, count=2, data=None, key="0", kind=b"ctorch\nFloatStorage\n", system=None
+):
     """A storage as torch writes it into a pickle, or a variation on it."""
-    claim = b"\x80\x02(X" + text("storage") + kind + b"X" + text(key) + b"X" + text("cpu") + b"K\x02NtQ."
+    claim = (
+        b"\x80\x02(X"
+        + text("storage")
+        + kind
+        + b"X"
+        + text(key)
+        + b"X"
+        + text("cpu")
+        + b"K\x02NtQ."
+    )
     parts = [
         pickle.dumps(0x1950A86A20F9469CFC6C, 2), pickle.dumps(1001, 2), pickle.dumps({"little_endian": True} if system is None else system, 2),
         claim if content is None else content, pickle.dumps(["0"], 2), struct.pack("<q", count), bytes(8) if data is None else data,
@@ -472,7 +640,14 @@ def storage(data):
 
 
 def tensor(data, shape=b"(K\x02t", stride=b"(K\x01t", offset=b"K\x00"):
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage(data) + offset + shape + stride + b"\x89}tR"
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + storage(data)
+        + offset
+        + shape
+        + stride
+        + b"\x89}tR"
+    )
 
 
 def big(number):
@@ -498,7 +673,11 @@ def test_code_is_refused_wherever_it_hides(tmp_path, protocol, place):
     else:
         generator.part("synthesis.b8").state[f"_{place}"] = {"x": evil}
     path = written(tmp_path, content, protocol)
-    message = "it names (posix|nt).system, which a StyleGAN2 does not need" if protocol > 2 else "it names (posix.system|_codecs.encode)"
+    message = (
+        "it names (posix|nt).system, which a StyleGAN2 does not need"
+        if protocol > 2
+        else "it names (posix.system|_codecs.encode)"
+    )
     refused(path, message)
     assert not sentinel.exists()
 
@@ -611,14 +790,23 @@ def generator_file(folder, program):
 
 def modules(*programs):
     """The state of a network with these parts."""
-    return b"}X" + text("_modules") + b"}" + b"".join(b"X" + text(f"m{i}") + p + b"s" for i, p in enumerate(programs)) + b"s"
+    return (
+        b"}X"
+        + text("_modules")
+        + b"}"
+        + b"".join(b"X" + text(f"m{i}") + p + b"s" for i, p in enumerate(programs))
+        + b"s"
+    )
 
 
 def test_networks_inside_each_other_end(tmp_path):
     deep = network(b"}")
     for _ in range(9):
         deep = network(modules(deep))
-    refused(generator_file(tmp_path, deep), "its part m0.m0.m0.m0.m0.m0.m0.m0.m0.* too deep inside others")
+    refused(
+        generator_file(tmp_path, deep),
+        "its part m0.m0.m0.m0.m0.m0.m0.m0.m0.* too deep inside others",
+    )
     # All parts of each network are the same one: 50^7 parts, if each were visited.
     wide = network(b"}")
     for number in range(7):
@@ -627,7 +815,10 @@ def test_networks_inside_each_other_end(tmp_path):
     nested = legacy()
     for _ in range(1_000):
         nested = legacy(b"\x80\x02" + storage(nested) + b".")
-    refused(generator_file(tmp_path, storage(nested)), "a storage in it holds something else than numbers")
+    refused(
+        generator_file(tmp_path, storage(nested)),
+        "a storage in it holds something else than numbers",
+    )
     # A network whose modules are its own state.
     loop = network(b"}q\x01X" + text("_modules") + b"h\x01s")
     refused(generator_file(tmp_path, loop), "its part _modules is no network")
@@ -638,7 +829,9 @@ def test_long_names_are_refused_and_strange_ones_shown_in_one_line(tmp_path):
     refused(generator_file(tmp_path, network(state)), "_buffers of a N is no dict of names")
     state = b"}X" + text("_buffers") + b"}X" + text("a\nb\x1b[31m") + tensor(legacy()) + b"ss"
     refused(generator_file(tmp_path, network(state)), r"its tensors are a\\nb\\x1b\[31m")
-    (tmp_path / "net.pkl").write_bytes(b"\x80\x04X" + text("o\ns") + b"X" + text("x" * 10_000) + b"\x93.")
+    (tmp_path / "net.pkl").write_bytes(
+        b"\x80\x04X" + text("o\ns") + b"X" + text("x" * 10_000) + b"\x93."
+    )
     refused(tmp_path / "net.pkl", r"it names o\\ns\.x{76}, which")
 
 
@@ -646,7 +839,9 @@ def test_work_is_bounded(tmp_path, monkeypatch):
     """One storage, asked for again and again, counts each time."""
     monkeypatch.setattr(inert, "MOST_INSTRUCTIONS", 5_000)
     data = legacy()
-    given = b"ctorch.storage\n_load_from_bytes\nq\x00B" + struct.pack("<I", len(data)) + data + b"q\x01"
+    given = (
+        b"ctorch.storage\n_load_from_bytes\nq\x00B" + struct.pack("<I", len(data)) + data + b"q\x01"
+    )
     path = tmp_path / "net.pkl"
     path.write_bytes(b"\x80\x04" + given + b"(" + b"h\x00h\x01\x85R" * 1_000 + b"t\x87.")
     refused(path, "it has more than 5,000 instructions")
@@ -657,7 +852,12 @@ def test_claims_cost_no_memory(tmp_path):
 
     path = tmp_path / "net.pkl"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for name in ("a far memo", "bytes of endless length", "a tensor of one number repeated", "a storage that claims more than it has"):
+    for name in (
+        "a far memo",
+        "bytes of endless length",
+        "a tensor of one number repeated",
+        "a storage that claims more than it has",
+    ):
         program, message = hostile("x")[name]
         path.write_bytes(b"\x80\x04" + program + b".")
         refused(path, message)

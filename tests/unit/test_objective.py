@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from frostglass.objective import LOSSES, ce, logit, loss_of, margin, poincare
+from frostglass.core.objective import LOSSES, ce, logit, loss_of, margin, poincare
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 0.0], [0.0, 3.0, 2.5, -4.0]], dtype=torch.double)
 LABELS = torch.tensor([0, 2])
@@ -30,7 +30,9 @@ def test_poincare_ignores_the_scale_of_logits():
     assert torch.allclose(poincare(LOGITS, LABELS), poincare(1000 * LOGITS, LABELS))
 
 
-@pytest.mark.parametrize("row", [[0.0] * 4, [1.0] * 4, [5.0, 0, 0, 0], [0, 5.0, 0, 0], [1e30, -1e30, 0, 0]])
+@pytest.mark.parametrize(
+    "row", [[0.0] * 4, [1.0] * 4, [5.0, 0, 0, 0], [0, 5.0, 0, 0], [1e30, -1e30, 0, 0]]
+)
 def test_poincare_is_finite_at_the_edges(row):
     logits = torch.tensor([row], requires_grad=True)
     value = poincare(logits, torch.tensor([0]))
@@ -63,7 +65,12 @@ def test_aim_is_least_at_the_confidence_aimed_at():
     """Two classes with logits (a, 0): p = sigmoid(a). CALoR's exp(-1/8) = 0.8825 has a = ln(p / (1 - p))."""
     p = torch.tensor(8.0, dtype=torch.double).neg().reciprocal().exp()
     a = torch.linspace(-4, 8, 1201, dtype=torch.double)
-    values = loss_of("aim", torch.stack([a, torch.zeros_like(a)], 1), torch.zeros(1201, dtype=torch.long), aim=p.item())
+    values = loss_of(
+        "aim",
+        torch.stack([a, torch.zeros_like(a)], 1),
+        torch.zeros(1201, dtype=torch.long),
+        aim=p.item(),
+    )
     assert a[values.argmin()].item() == pytest.approx((p / (1 - p)).log().item(), abs=0.006)
     assert values.min() < 1e-5
     assert values[0].item() == pytest.approx((torch.sigmoid(a[0]).log() + 0.125).item() ** 2)

@@ -8,27 +8,44 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frostglass.attacks.gmi import Gmi
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.audit import pipeline
+from frostglass.audit.config import Experiment, experiments
+from frostglass.audit.grid import run_all, summary, write_run
+from frostglass.audit.pipeline import run
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.types import Images
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
-from frostglass.data.splits import make_split
-from frostglass.errors import ConfigError, RunError
-from frostglass.experiments import pipeline
-from frostglass.experiments.config import Experiment, experiments
-from frostglass.experiments.cost import estimate, problems
-from frostglass.experiments.grid import run_all, summary, write_run
-from frostglass.experiments.pipeline import run
-from frostglass.experiments.store import Store
-from frostglass.priors.base import read_prior
-from frostglass.types import Images
+from frostglass.plan.cost import estimate, problems
+from frostglass.priors._files import read_prior
+from frostglass.store.store import Store
 from killing import run_until_done, tree
 from worlds import KilledError, NoWork, same_weights
 
 TOY = {
     "name": "toy",
-    "data": {"name": "faces", "size": 16, "identities": 4, "images": 8, "public_identities": 30, "public_images": 1},
+    "data": {
+        "name": "faces",
+        "size": 16,
+        "identities": 4,
+        "images": 8,
+        "public_identities": 30,
+        "public_images": 1,
+    },
     "target": {"epochs": 2, "batch": 16, "options": {"width": 4}},
-    "evaluators": [{"model": "resnet", "epochs": 1, "options": {"width": 4, "depth": 1}}, {"model": "lenet", "epochs": 1}],
-    "prior": {"name": "wgan", "steps": 4, "critic_steps": 1, "width": 4, "batch": 8, "checkpoint_every": 1},
+    "evaluators": [
+        {"model": "resnet", "epochs": 1, "options": {"width": 4, "depth": 1}},
+        {"model": "lenet", "epochs": 1},
+    ],
+    "prior": {
+        "name": "wgan",
+        "steps": 4,
+        "critic_steps": 1,
+        "width": 4,
+        "batch": 8,
+        "checkpoint_every": 1,
+    },
     "attack": {"name": "gmi", "steps": 3, "candidates": 2, "keep": 2, "batch": 4},
 }
 GRID = TOY | {"grid": {"defenses": [[], [{"name": "calor", "rank": 2, "switch": 0.5}]]}}
@@ -42,7 +59,11 @@ def finished(tmp_path_factory):
 
 def test_steps_are_shared_between_experiments(finished):
     folder, _ = finished
-    made = {name.name: len([f for f in name.iterdir() if f.is_dir()]) for name in folder.iterdir() if name.is_dir()}
+    made = {
+        name.name: len([f for f in name.iterdir() if f.is_dir()])
+        for name in folder.iterdir()
+        if name.is_dir()
+    }
     # Two targets and two evaluators; one prior; two attacks; prior-only draws once per view; scores of four sets of pictures.
     assert made == {"split": 1, "target": 4, "prior": 1, "attack": 2, "prior_only": 2, "scores": 4}
 
@@ -73,7 +94,13 @@ def test_prior_and_attack_never_touch_private_pictures(finished, tmp_path):
     """With a trained target at hand, everything an attacker does runs on a split whose private pictures raise when touched."""
     _, done = finished
     audit, exp = done.audits[0], done.audits[0].experiment
-    guarded = replace(audit.split, **{part: untouchable(getattr(audit.split, part)) for part in ("train", "validation", "test")})
+    guarded = replace(
+        audit.split,
+        **{
+            part: untouchable(getattr(audit.split, part))
+            for part in ("train", "validation", "test")
+        },
+    )
     with pytest.raises(PrivateError):
         guarded.train.floats()
     view = audit.target.view(exp.attack.access)
@@ -120,18 +147,27 @@ def test_run_folder_holds_every_number(finished, tmp_path):
     assert [audit["label"] for audit in facts["audits"]] == ["undefended", "calor"]
     lines = (folder / "rows.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 4 * 2
-    mean = sum(float(line.split(",")[lines[0].split(",").index("top1_1")]) for line in lines[1:9]) / 8
+    mean = (
+        sum(float(line.split(",")[lines[0].split(",").index("top1_1")]) for line in lines[1:9]) / 8
+    )
     assert mean == pytest.approx(facts["audits"][0]["scores"]["top1_1"]["value"])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(finished, tmp_path, seed):
     folder, _ = finished
-    dice = random.Random(seed)
-    kills = run_until_done(lambda: run_all(GRID, Store(tmp_path / "killed")), [dice.uniform(0.0, 0.04 + 0.01 * k) for k in range(40)])
+    rng = random.Random(seed)
+    kills = run_until_done(
+        lambda: run_all(GRID, Store(tmp_path / "killed")),
+        [rng.uniform(0.0, 0.04 + 0.01 * k) for k in range(40)],
+    )
     assert kills >= 5
     whole, killed = tree(folder), tree(tmp_path / "killed")
-    ours = {name: data for name, data in whole.items() if not name.endswith("timing.json") and name in killed}
+    ours = {
+        name: data
+        for name, data in whole.items()
+        if not name.endswith("timing.json") and name in killed
+    }
     assert {name for name in killed if not name.endswith("timing.json")} <= set(whole)
     assert all(killed[name] == data for name, data in ours.items())
     assert len(ours) > 20
@@ -141,16 +177,26 @@ def test_changed_files_make_a_new_split(tmp_path):
     from PIL import Image
 
     split = make_split(
-        Faces(size=16, identities=3, images=4, public_identities=3, public_images=2), test_fraction=0.3, validation_fraction=0.2, seed=0
+        Faces(size=16, identities=3, images=4, public_identities=3, public_images=2),
+        test_fraction=0.3,
+        validation_fraction=0.2,
+        seed=0,
     )
     for side, images in (("private", split.train), ("public", split.public)):
         for row, label in enumerate(images.labels.tolist()):
             folder = tmp_path / side / images.names[label]
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images.pixels[row].permute(1, 2, 0).numpy()).save(folder / f"{row}.png")
-    data = experiments({"data": {"name": "folder", "private": str(tmp_path / "private"), "public": str(tmp_path / "public"), "size": 16}})[
-        0
-    ][1].data
+    data = experiments(
+        {
+            "data": {
+                "name": "folder",
+                "private": str(tmp_path / "private"),
+                "public": str(tmp_path / "public"),
+                "size": 16,
+            }
+        }
+    )[0][1].data
     before = pipeline.fingerprint(data)
     assert before == pipeline.fingerprint(data)
     one = next((tmp_path / "public").rglob("*.png"))
@@ -167,24 +213,37 @@ STAGED = TOY | {
 def test_a_first_stage_is_shared_and_its_facts_are_in_the_manifest(tmp_path):
     assert estimate(experiments(STAGED), Store(tmp_path))["seconds"] > 0
     done = run_all(STAGED, Store(tmp_path))
-    assert len(list((tmp_path / "target").iterdir())) == 6  # two judges, the undefended model, one first stage, two boundaries
+    assert (
+        len(list((tmp_path / "target").iterdir())) == 6
+    )  # two judges, the undefended model, one first stage, two boundaries
     for audit, told in zip(done.audits, summary(done)["audits"], strict=True):
-        manifest = json.loads((tmp_path / "target" / audit.target.key / "manifest.json").read_text())
+        manifest = json.loads(
+            (tmp_path / "target" / audit.target.key / "manifest.json").read_text()
+        )
         assert manifest["facts"]["transfer"]["frozen"] > 0
         training = told["training"]
         assert training["facts"] == manifest["facts"]
         assert training["first_stage"]["classes"] == 30
         assert training["first_stage_seconds"] > 0
-        assert training["times_undefended"] == pytest.approx(training["seconds"] / audit.undefended.info["seconds"])
+        assert training["times_undefended"] == pytest.approx(
+            training["seconds"] / audit.undefended.info["seconds"]
+        )
         assert training["recipe"]["epochs"] == 2
     frozen = [audit["training"]["facts"]["transfer"]["frozen"] for audit in summary(done)["audits"]]
     assert frozen[0] < frozen[1]
-    assert {event["done"] for event in estimate(experiments(STAGED), Store(tmp_path))["steps"]} == {True}
+    assert {event["done"] for event in estimate(experiments(STAGED), Store(tmp_path))["steps"]} == {
+        True
+    }
 
 
 def test_a_training_on_public_people_never_touches_private_pictures():
-    split = make_split(Faces(size=16, identities=4, images=8, public_identities=6, public_images=4), seed=0)
-    guarded = replace(split, **{part: untouchable(getattr(split, part)) for part in ("train", "validation", "test")})
+    split = make_split(
+        Faces(size=16, identities=4, images=8, public_identities=6, public_images=4), seed=0
+    )
+    guarded = replace(
+        split,
+        **{part: untouchable(getattr(split, part)) for part in ("train", "validation", "test")},
+    )
     config = experiments(STAGED)[0][1].target
     made = pipeline._train(config, guarded, (), "public", "", None, seed=0, work=NoWork())
     assert made.classes == split.public.names
@@ -200,7 +259,9 @@ def test_what_a_run_would_refuse_is_found_beforehand():
     ]
     loose = TOY | {"defenses": [{"name": "dpsgd", "delta": 0.5}]}
     (problem,) = problems(experiments(loose))
-    assert problem.startswith("target: dpsgd: delta must be below one over the 22 training pictures")
+    assert problem.startswith(
+        "target: dpsgd: delta must be below one over the 22 training pictures"
+    )
 
 
 def test_a_failure_names_the_model_of_the_grid_and_leaves_the_others(tmp_path):
@@ -216,13 +277,26 @@ def test_a_failure_names_the_model_of_the_grid_and_leaves_the_others(tmp_path):
 
 # Priors that are fitted to a target, and what else an attack brings along
 
-TIED = {"name": "conditional", "latent": 5, "width": 4, "top": 4, "steps": 2, "critic_steps": 1, "batch": 8}
-TAUGHT = {"name": "students", "students": [{"model": "cnn", "options": {"width": 4}}], "epochs": 1, "statistics": 8}
+TIED = {
+    "name": "conditional",
+    "latent": 5,
+    "width": 4,
+    "top": 4,
+    "steps": 2,
+    "critic_steps": 1,
+    "batch": 8,
+}
+TAUGHT = {
+    "name": "students",
+    "students": [{"model": "cnn", "options": {"width": 4}}],
+    "epochs": 1,
+    "statistics": 8,
+}
 PLG = {"name": "plgmi", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
 LOMMA = {"name": "lomma", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
 
 
-def fitted(folder):
+def match_shape(folder):
     """The names of the priors in a store, and the targets each was fitted to."""
     found = []
     for path in (folder / "prior").glob("*/prior.safetensors"):
@@ -235,17 +309,32 @@ def test_a_prior_that_is_fitted_to_a_target_is_made_for_each_and_never_reused(tm
     done = run_all(GRID | {"prior": TIED, "attack": PLG}, Store(tmp_path))
     plain, defended = done.audits
     assert plain.prior.key != defended.prior.key
-    assert sorted(fitted(tmp_path)) == sorted(("conditional", audit.target.key) for audit in done.audits)
-    assert [audit.prior.tied_to for audit in done.audits] == [audit.target.key for audit in done.audits]
-    assert plain.target.key == defended.undefended.key  # so the positive control of the second is attacked with the prior of the first
-    with pytest.raises(ConfigError, match="the prior was fitted to another target: train it again for this one"):
-        pipeline._invert(plain.experiment.attack, plain.target.view(["gradients"]), defended.prior, None, seed=0, work=NoWork())
+    assert sorted(match_shape(tmp_path)) == sorted(
+        ("conditional", audit.target.key) for audit in done.audits
+    )
+    assert [audit.prior.tied_to for audit in done.audits] == [
+        audit.target.key for audit in done.audits
+    ]
+    assert (
+        plain.target.key == defended.undefended.key
+    )  # so the positive control of the second is attacked with the prior of the first
+    with pytest.raises(
+        ConfigError, match="the prior was fitted to another target: train it again for this one"
+    ):
+        pipeline._invert(
+            plain.experiment.attack,
+            plain.target.view(["gradients"]),
+            defended.prior,
+            None,
+            seed=0,
+            work=NoWork(),
+        )
 
 
 def test_students_of_each_target_share_the_prior_they_are_added_to(tmp_path):
     config = GRID | {"prior": TAUGHT | {"base": TOY["prior"]}, "attack": LOMMA}
     done = run_all(config, Store(tmp_path))
-    assert sorted(fitted(tmp_path), key=str) == sorted(
+    assert sorted(match_shape(tmp_path), key=str) == sorted(
         [("wgan", None), *(("students", audit.target.key) for audit in done.audits)], key=str
     )
     first, second = (audit.prior for audit in done.audits)
@@ -260,16 +349,26 @@ def test_students_of_a_prior_that_is_fitted_share_nothing(tmp_path):
     config = GRID | {"prior": TAUGHT | {"base": TIED}, "attack": LOMMA | {"critic_weight": 0.0}}
     foreseen = estimate(experiments(config), Store(tmp_path))["steps"]
     done = run_all(config, Store(tmp_path))
-    expected = [(name, audit.target.key) for name in ("conditional", "students") for audit in done.audits]
-    assert sorted(fitted(tmp_path)) == sorted(expected)
+    expected = [
+        (name, audit.target.key) for name in ("conditional", "students") for audit in done.audits
+    ]
+    assert sorted(match_shape(tmp_path)) == sorted(expected)
     assert [row["step"] for row in foreseen].count("prior") == 4
 
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5])
 def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(tmp_path, diversity):
-    hinted = {"name": "context", "diversity": diversity, "latent": 5, "width": 4, "steps": 2, "critic_steps": 1, "batch": 8}
+    hinted = {
+        "name": "context",
+        "diversity": diversity,
+        "latent": 5,
+        "width": 4,
+        "steps": 2,
+        "critic_steps": 1,
+        "batch": 8,
+    }
     done = run_all(GRID | {"prior": hinted}, Store(tmp_path))
-    assert len(fitted(tmp_path)) == (2 if diversity else 1)
+    assert len(match_shape(tmp_path)) == (2 if diversity else 1)
     for audit in done.audits:
         test, known = audit.split.test, audit.prior.hints[0, 3] == 1
         assert audit.prior.hints.shape == (4, 4, 16, 16)
@@ -281,7 +380,10 @@ def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(t
                 assert torch.equal(rebuilt[:, known], picture[:, known])
                 assert not torch.allclose(rebuilt, picture, atol=0.02)
     folder = write_run(done, tmp_path / "run")
-    assert json.loads((folder / "run.json").read_text())["audits"][0]["prior"]["method"]["name"] == "context"
+    assert (
+        json.loads((folder / "run.json").read_text())["audits"][0]["prior"]["method"]["name"]
+        == "context"
+    )
 
 
 # Searches that break off
@@ -291,9 +393,9 @@ def spoil(monkeypatch, *labels, by=math.nan):
     """Let the loss of these people be no number; tells whose pictures are searched."""
     identity, searched = Gmi.identity, set()
 
-    def spoiled(self, view, prior, pictures, whose, dice):
+    def spoiled(self, view, prior, pictures, whose, rng):
         searched.update(whose.tolist())
-        value, sure = identity(self, view, prior, pictures, whose, dice)
+        value, sure = identity(self, view, prior, pictures, whose, rng)
         return torch.where(torch.isin(whose, torch.tensor(labels)), by, value), sure
 
     monkeypatch.setattr(Gmi, "identity", spoiled)
@@ -335,13 +437,15 @@ def test_a_search_that_broke_off_for_everybody_is_an_error(tmp_path, monkeypatch
     assert searched == set()  # what was searched is kept, and says the same
 
 
-def test_what_was_searched_before_a_power_cut_is_not_searched_again(finished, tmp_path, monkeypatch):
+def test_what_was_searched_before_a_power_cut_is_not_searched_again(
+    finished, tmp_path, monkeypatch
+):
     identity = Gmi.identity
 
-    def cut(self, view, prior, pictures, whose, dice):
+    def cut(self, view, prior, pictures, whose, rng):
         if 3 in whose:
             raise KilledError
-        return identity(self, view, prior, pictures, whose, dice)
+        return identity(self, view, prior, pictures, whose, rng)
 
     monkeypatch.setattr(Gmi, "identity", cut)
     with pytest.raises(KilledError):

@@ -6,23 +6,38 @@ import pytest
 import torch
 
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
-from frostglass.attacks.plgmi import Plgmi
-from frostglass.data.augment import DRAWS, viewed
-from frostglass.errors import ConfigError
-from frostglass.runtime import generator_for
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.attacks.model.plgmi import Plgmi
+from frostglass.core.errors import ConfigError
+from frostglass.data._augment import DRAWS, viewed
+from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, conditional_prior, prior, target
 
 SMALL = {"candidates": 2, "keep": 2}
 
 
 def found(attack, known=None, labels=(2,), seed=0):
-    return invert(attack, target().view(["gradients"]), known or prior(), labels=labels, seed=seed, work=NoWork())
+    return invert(
+        attack,
+        target().view(["gradients"]),
+        known or prior(),
+        labels=labels,
+        seed=seed,
+        work=NoWork(),
+    )
 
 
 def test_defaults_are_the_published_ones():
     plg = Plgmi()
-    assert (plg.loss, plg.weight, plg.critic_weight, plg.coupling, plg.optimizer, plg.lr, plg.steps) == (
+    assert (
+        plg.loss,
+        plg.weight,
+        plg.critic_weight,
+        plg.coupling,
+        plg.optimizer,
+        plg.lr,
+        plg.steps,
+    ) == (
         "margin",
         1,
         0,
@@ -35,7 +50,9 @@ def test_defaults_are_the_published_ones():
 
 
 @pytest.mark.parametrize("shown", [1, 2, 3])
-@pytest.mark.parametrize("known", [prior(), conditional_prior("label")], ids=["plain", "conditional"])
+@pytest.mark.parametrize(
+    "known", [prior(), conditional_prior("label")], ids=["plain", "conditional"]
+)
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.1), ("momentum", 0.01)])
 def test_a_few_steps_by_hand(known, shown, optimizer, lr):
     """Adam on the sum of the margins of independent views; no box and no critic. Adam cannot tell a sum from a mean, so there is another."""
@@ -44,13 +61,20 @@ def test_a_few_steps_by_hand(known, shown, optimizer, lr):
     module, label = target().module.eval(), torch.tensor([2])
     known.generator.eval()
     for draw in range(2):
-        z, dice = begun.latents[0][begun.draws[0] == draw].clone().requires_grad_(), generator_for(0, "search", 2, draw)
-        rule = torch.optim.Adam([z], lr=lr) if optimizer == "adam" else torch.optim.SGD([z], lr=lr, momentum=0.9)
+        z, rng = (
+            begun.latents[0][begun.draws[0] == draw].clone().requires_grad_(),
+            generator_for(0, "search", 2, draw),
+        )
+        rule = (
+            torch.optim.Adam([z], lr=lr)
+            if optimizer == "adam"
+            else torch.optim.SGD([z], lr=lr, momentum=0.9)
+        )
         for _ in range(3):
             pictures = known.generator(z, label) if known.condition else known.generator(z)
             loss = 0.0
             for _ in range(shown):
-                logits = module(viewed(pictures, torch.rand(DRAWS, generator=dice)[None]))[0]
+                logits = module(viewed(pictures, torch.rand(DRAWS, generator=rng)[None]))[0]
                 loss = loss + max(logits[other] for other in (0, 1, 3)) - logits[2]
             (z.grad,) = torch.autograd.grad(loss, z)
             rule.step()
@@ -59,16 +83,30 @@ def test_a_few_steps_by_hand(known, shown, optimizer, lr):
 
 def test_it_starts_at_latents_of_the_generator():
     begun = found(Plgmi(steps=0, **SMALL))
-    expected = torch.stack([torch.randn(6, generator=generator_for(0, "plgmi", 2, draw)) for draw in range(2)])
+    expected = torch.stack(
+        [torch.randn(6, generator=generator_for(0, "plgmi", 2, draw)) for draw in range(2)]
+    )
     assert torch.equal(begun.latents[0], expected[begun.draws[0]])
 
 
 def test_without_views_it_is_plain_descent(monkeypatch):
-    from frostglass.attacks import descent
+    from frostglass.attacks._search import descent
 
     draw = descent.fresh
-    monkeypatch.setattr(descent, "fresh", lambda *given, purpose, **more: draw(*given, purpose="equal", **more))
-    plain = Gmi(steps=12, loss="margin", weight=1.0, critic_weight=0.0, coupling=1, optimizer="adam", lr=0.1, clamp=0.0, **SMALL)
+    monkeypatch.setattr(
+        descent, "fresh", lambda *given, purpose, **more: draw(*given, purpose="equal", **more)
+    )
+    plain = Gmi(
+        steps=12,
+        loss="margin",
+        weight=1.0,
+        critic_weight=0.0,
+        coupling=1,
+        optimizer="adam",
+        lr=0.1,
+        clamp=0.0,
+        **SMALL,
+    )
     assert torch.equal(found(Plgmi(steps=12, shown=0, **SMALL)).latents, found(plain).latents)
     assert not torch.allclose(found(Plgmi(steps=12, **SMALL)).latents, found(plain).latents)
 
@@ -92,7 +130,9 @@ def test_what_cannot_be_is_refused():
         Plgmi(keep=9)
     with pytest.raises(ConfigError, match="shown"):
         Plgmi(shown=-1)
-    with pytest.raises(ConfigError, match=r"plgmi\.critic_weight is not 0 and the prior has no critic"):
+    with pytest.raises(
+        ConfigError, match=r"plgmi\.critic_weight is not 0 and the prior has no critic"
+    ):
         found(Plgmi(steps=1, critic_weight=1.0), prior(critic=False))
     found(Plgmi(steps=1), prior(critic=False))  # published: no critic is asked
 
@@ -100,7 +140,8 @@ def test_what_cannot_be_is_refused():
 @pytest.mark.parametrize("condition", ["label", "hint"])
 def test_a_pool_for_all_people_is_none_where_pictures_are_of_one(condition):
     with pytest.raises(
-        ConfigError, match=rf"gmi asks about draws for all people at once, and this prior makes pictures of a given {condition}"
+        ConfigError,
+        match=rf"gmi asks about draws for all people at once, and this prior makes pictures of a given {condition}",
     ):
         found(Gmi(steps=1, pool=20), conditional_prior(condition))
     found(Gmi(steps=1, **SMALL), conditional_prior(condition))

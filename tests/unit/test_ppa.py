@@ -3,26 +3,41 @@
 import pytest
 import torch
 
+from frostglass.attacks._search.styled import StyleSpace, best_styles, drawn_styles, style_scores
 from frostglass.attacks.base import invert
-from frostglass.attacks.ppa import Ppa
-from frostglass.attacks.styled import StyleSpace, best_styles, drawn_styles, style_scores
-from frostglass.data.augment import CROP_DRAWS, cropped
-from frostglass.errors import ConfigError
-from frostglass.objective import poincare
-from frostglass.runtime import generator_for
+from frostglass.attacks.model.ppa import Ppa
+from frostglass.core.errors import ConfigError
+from frostglass.core.objective import poincare
+from frostglass.data._augment import CROP_DRAWS, cropped
+from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, conditional_prior, prior, styled_prior, target
 
 SMALL = {"pool": 40, "candidates": 4, "keep": 2, "steps": 5, "lr": 0.05, "trials": 3}
 
 
 def run(attack, known, labels=(0, 1, 2, 3), made=None):
-    return invert(attack, (made or target()).view(["gradients"]), known, labels=labels, seed=0, work=NoWork())
+    return invert(
+        attack, (made or target()).view(["gradients"]), known, labels=labels, seed=0, work=NoWork()
+    )
 
 
 def test_defaults_are_the_published_ones():
     ppa = Ppa()
-    assert (ppa.loss, ppa.lr, ppa.betas, ppa.steps, ppa.candidates, ppa.keep) == ("poincare", 0.005, (0.1, 0.1), 50, 200, 50)
-    assert (ppa.pool, ppa.truncation, ppa.cutoff, ppa.area, ppa.trials) == (2000, 0.5, 8, (0.9, 1.0), 100)
+    assert (ppa.loss, ppa.lr, ppa.betas, ppa.steps, ppa.candidates, ppa.keep) == (
+        "poincare",
+        0.005,
+        (0.1, 0.1),
+        50,
+        200,
+        50,
+    )
+    assert (ppa.pool, ppa.truncation, ppa.cutoff, ppa.area, ppa.trials) == (
+        2000,
+        0.5,
+        8,
+        (0.9, 1.0),
+        100,
+    )
     assert (ppa.trial_area, ppa.trial_ratio, ppa.critic_weight) == ((0.5, 0.9), (0.8, 1.2), 0)
 
 
@@ -34,9 +49,13 @@ def test_styles_are_those_of_the_mapping_network():
         w = space.enter(latents)
         assert torch.equal(w, network.mapping.w(latents))
         ws = network.mapping(latents, truncation=0.5, cutoff=3)
-        assert torch.allclose(space.paint(w, truncate=True), network.synthesis(ws) / 2 + 0.5, atol=1e-6)
+        assert torch.allclose(
+            space.paint(w, truncate=True), network.synthesis(ws) / 2 + 0.5, atol=1e-6
+        )
         assert torch.allclose(space.truncated(w), ws[:, 0])
-        assert torch.allclose(space.paint(w), network.synthesis(network.mapping(latents)) / 2 + 0.5, atol=1e-6)
+        assert torch.allclose(
+            space.paint(w), network.synthesis(network.mapping(latents)) / 2 + 0.5, atol=1e-6
+        )
 
 
 def test_a_generator_without_mapping_is_searched_in_its_latents():
@@ -54,11 +73,18 @@ def test_starts_are_what_the_target_and_its_mirror_image_like_best():
     made.module.eval()
     space = StyleSpace(known, 0.5, 8)
     styles, labels = drawn_styles(space, 30, seed=2), torch.tensor([3, 2])
-    liked = best_styles(styles, style_scores(made.view(["gradients"]), space, styles, labels, mirrored=True), 4)
+    liked = best_styles(
+        styles, style_scores(made.view(["gradients"]), space, styles, labels, mirrored=True), 4
+    )
     latents = torch.randn(30, known.latent, generator=generator_for(2, "pool"))
     with torch.no_grad():
-        pictures = known.generator.paint(known.generator.network.mapping(latents, truncation=0.5, cutoff=8)).clamp(0, 1)
-        score = (made.module(pictures).double().softmax(1) + made.module(pictures.flip(3)).double().softmax(1)) / 2
+        pictures = known.generator.paint(
+            known.generator.network.mapping(latents, truncation=0.5, cutoff=8)
+        ).clamp(0, 1)
+        score = (
+            made.module(pictures).double().softmax(1)
+            + made.module(pictures.flip(3)).double().softmax(1)
+        ) / 2
     for label, chosen in zip((3, 2), liked, strict=True):
         best = score[:, label].argsort(descending=True)[:4]
         assert torch.allclose(chosen, known.generator.network.mapping.w(latents[best]), atol=1e-6)
@@ -67,7 +93,15 @@ def test_starts_are_what_the_target_and_its_mirror_image_like_best():
 def test_one_step_by_hand():
     """Adam's first step moves every coordinate by lr against the sign of its slope, on the row's own crop."""
     made, known = target(), styled_prior()
-    none, one = (run(Ppa(**SMALL | {"steps": steps, "candidates": 1, "keep": 1}), known, labels=[2], made=made) for steps in (0, 1))
+    none, one = (
+        run(
+            Ppa(**SMALL | {"steps": steps, "candidates": 1, "keep": 1}),
+            known,
+            labels=[2],
+            made=made,
+        )
+        for steps in (0, 1)
+    )
     made.module.eval()
     w = none.latents[0].clone().requires_grad_()
     draws = torch.rand(CROP_DRAWS, generator=generator_for(0, "search", 2, 0))[None]
@@ -79,7 +113,9 @@ def test_one_step_by_hand():
 def test_the_start_is_truncated():
     known = styled_prior()
     still = run(Ppa(**SMALL | {"steps": 0, "truncation": 0.0}), known)
-    assert torch.allclose(still.latents, known.generator.network.mapping.w_avg.expand_as(still.latents))
+    assert torch.allclose(
+        still.latents, known.generator.network.mapping.w_avg.expand_as(still.latents)
+    )
 
 
 def test_kept_are_the_most_robust():
@@ -90,14 +126,24 @@ def test_kept_are_the_most_robust():
     for person in range(4):
         scores = []
         for place, draw in enumerate(everyone.draws[person].tolist()):
-            dice = generator_for(0, "rank", person, draw)
+            rng = generator_for(0, "rank", person, draw)
             picture = everyone.images[person, place][None]
             with torch.no_grad():
                 views = [
-                    cropped(picture, torch.rand(CROP_DRAWS, generator=dice)[None], area=(0.5, 0.9), ratio=(0.8, 1.2), mirror=0.5)
+                    cropped(
+                        picture,
+                        torch.rand(CROP_DRAWS, generator=rng)[None],
+                        area=(0.5, 0.9),
+                        ratio=(0.8, 1.2),
+                        mirror=0.5,
+                    )
                     for _ in range(3)
                 ]
-                scores.append(torch.stack([made.module(seen).softmax(1)[0, person] for seen in views]).mean().item())
+                scores.append(
+                    torch.stack([made.module(seen).softmax(1)[0, person] for seen in views])
+                    .mean()
+                    .item()
+                )
         assert scores == sorted(scores, reverse=True)
     assert torch.equal(run(attack, known, made=made).images, everyone.images)
 

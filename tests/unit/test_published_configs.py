@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from frostglass.audit.config import Experiment, experiments, read_config
+from frostglass.audit.features import is_about_features
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Size
-from frostglass.experiments.config import Experiment, experiments, read_config
-from frostglass.experiments.features import is_about_features
 from frostglass.models.base import models
-from frostglass.training import untrained
+from frostglass.training.build import untrained
 
 ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {  # those about split models have tests of their own
@@ -19,7 +19,12 @@ PATHS = {  # those about split models have tests of their own
     for path in sorted(ROOT.rglob("*.toml"))
     if not is_about_features(read_config(path))
 }
-OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {"folder", "mnist/gmi", "mnist/kedmi", "mnist/defenses"}
+OF_NO_PAPER = {name for name in PATHS if name.startswith("faces/")} | {
+    "folder",
+    "mnist/gmi",
+    "mnist/kedmi",
+    "mnist/defenses",
+}
 
 # BiDO Tables 5 to 8; TL-DMI Tables 4, 8 and 11 and Appendix A.3; CALoR Tables 3 to 6 and 18. Undefended rows are left out.
 STRENGTHS = {
@@ -103,7 +108,11 @@ RECIPES = {
 # Name, prior with its generator steps or its file and what is cropped of its pictures, steps (of BREP-MI the most queries, of IF-GMI those of each stage),
 # people and pictures kept of each. BiDO Tables 1 to 5 and its code; TL-DMI Tables 3 to 9; CALoR Tables 1 to 5, 8 to 14 and 18 with MIBench's steps. PLG-MI
 # of CALoR Table 2 is left out: its prior does not make 224 px.
-BIDO_GMI, TL_GMI, CALOR_GMI = ("wgan 28140", 2000, 300, 5), ("wgan 11232", 3000, 300, 5), ("wgan 30000", 1500, 100, 5)
+BIDO_GMI, TL_GMI, CALOR_GMI = (
+    ("wgan 28140", 2000, 300, 5),
+    ("wgan 11232", 3000, 300, 5),
+    ("wgan 30000", 1500, 100, 5),
+)
 BIDO_KEDMI, TL_KEDMI = ("kplus1 9360", 5000, 300, 5), ("kplus1 11232", 3000, 300, 5)
 AT_224, AT_64 = "stylegan2 ffhq.safetensors 800", "stylegan2 ffhq256.safetensors 176"
 ON_FACESCRUB, ON_CELEBA = ((50, *(10,) * 7), 100, 5), ((70, *(25,) * 4), 100, 5)
@@ -173,7 +182,14 @@ SCHEDULES = {
     "cifar10/vgg16-mid": ((0.83,), 0.5), "cifar10/vgg16-bido": ((0.83,), 0.5),
     **{name: ((0.75, 0.9), 0.1) for name, recipe in RECIPES.items() if recipe[3] in (96, 128) and not name.endswith("-tl")},
 }  # fmt: skip
-CLASSES = {"celeba": 1000, "facescrub": 530, "dogs": 120, "vggface2": 8631, "mnist": 5, "cifar10": 5}
+CLASSES = {
+    "celeba": 1000,
+    "facescrub": 530,
+    "dogs": 120,
+    "vggface2": 8631,
+    "mnist": 5,
+    "cifar10": 5,
+}
 
 
 def strength(defense: Defense) -> tuple:
@@ -182,14 +198,20 @@ def strength(defense: Defense) -> tuple:
     if defense.name == "bido":
         return ({"hsic_nocco": "hsic", "coco_frobenius": "coco"}[d.measure], d.lambda_x, d.lambda_y)
     if defense.name == "calor":
-        return ("calor", d.rank) if (d.a, d.b, d.activation, d.gain) == (1, 8, "tanh", 1) else ("lor", d.rank, d.activation)
+        return (
+            ("calor", d.rank)
+            if (d.a, d.b, d.activation, d.gain) == (1, 8, "tanh", 1)
+            else ("lor", d.rank, d.activation)
+        )
     if defense.name == "transfer":
         assert d.pretrain == "start"
         assert d.frozen_norm == "update"  # as published
         return ("tl", getattr(d, d.boundary))
-    return {"mid": lambda: ("mid", d.weight), "label_smoothing": lambda: ("ls", d.alpha), "dpsgd": lambda: ("dpsgd", d.noise)}[
-        defense.name
-    ]()
+    return {
+        "mid": lambda: ("mid", d.weight),
+        "label_smoothing": lambda: ("ls", d.alpha),
+        "dpsgd": lambda: ("dpsgd", d.noise),
+    }[defense.name]()
 
 
 def read(name: str) -> list:
@@ -211,8 +233,14 @@ def test_every_config_is_read_and_names_known_models(name, known_models):
     made = read(name)
     labels = [label for label, _ in experiments(read_config(PATHS[name]))]
     assert len(set(labels)) == len(labels)  # runs of a grid can be told apart
-    students = {student["model"] for experiment in made for student in getattr(experiment.prior, "students", ())}
-    assert {experiment.target.model for experiment in made} | {e.model for e in made[0].evaluators} | students <= known_models
+    students = {
+        student["model"]
+        for experiment in made
+        for student in getattr(experiment.prior, "students", ())
+    }
+    assert {experiment.target.model for experiment in made} | {
+        e.model for e in made[0].evaluators
+    } | students <= known_models
 
 
 def test_every_config_is_in_a_table_and_every_table_has_its_config():
@@ -221,15 +249,26 @@ def test_every_config_is_in_a_table_and_every_table_has_its_config():
 
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_strengths_are_those_of_the_tables(name):
-    made = [tuple(value for defense in experiment.defenses for value in strength(defense)) for experiment in read(name)]
+    made = [
+        tuple(value for defense in experiment.defenses for value in strength(defense))
+        for experiment in read(name)
+    ]
     assert sorted(set(made) - {()}, key=str) == sorted(map(tuple, STRENGTHS[name]), key=str)
-    assert () in made or name == "celeba/vgg16-tl-pretraining"  # the undefended model is beside them
+    assert (
+        () in made or name == "celeba/vgg16-tl-pretraining"
+    )  # the undefended model is beside them
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_those_of_the_tables(name):
     training = read(name)[0].target
-    assert (training.optimizer, training.lr, training.weight_decay, training.batch, training.epochs) == RECIPES[name]
+    assert (
+        training.optimizer,
+        training.lr,
+        training.weight_decay,
+        training.batch,
+        training.epochs,
+    ) == RECIPES[name]
     if training.schedule == "milestones":
         assert (training.milestones, training.decay) == SCHEDULES[name]
     else:
@@ -241,10 +280,14 @@ def test_recipes_are_those_of_the_tables(name):
 def test_pictures_are_as_in_the_protocols(name):
     made = read(name)[0]
     size, training = made.data.size, made.target
-    assert size == {"mnist": 32, "cifar10": 32}.get(name.split("/")[0], 224 if training.model.startswith(("timm:", "torchvision:")) else 64)
+    assert size == {"mnist": 32, "cifar10": 32}.get(
+        name.split("/")[0], 224 if training.model.startswith(("timm:", "torchvision:")) else 64
+    )
     normalised = size == 224 or training.model == "resnet34"  # elsewhere pictures stay in [0, 1]
     assert training.mean == training.std == ((0.5,) * 3 if normalised else None)
-    assert (training.crop, training.jitter) == ((0.85, (0.2, 0.2, 0.1, 0.1)) if size == 224 else (1.0, (0, 0, 0, 0)))
+    assert (training.crop, training.jitter) == (
+        (0.85, (0.2, 0.2, 0.1, 0.1)) if size == 224 else (1.0, (0, 0, 0, 0))
+    )
     assert training.cutout == (0.5 if training.model == "resnet34" else 0)
     assert training.shift == (4 if name.startswith("cifar10") else 0)
 
@@ -254,7 +297,9 @@ def attack_told(experiment: Experiment) -> tuple:
     attack, prior = experiment.attack, experiment.prior
     base = getattr(prior, "base_method", prior)
     length = f"{base.weights} {base.crop}" if getattr(base, "weights", None) else base.steps
-    made = f"{prior.name} on {base.name} {length}" if prior is not base else f"{prior.name} {length}"
+    made = (
+        f"{prior.name} on {base.name} {length}" if prior is not base else f"{prior.name} {length}"
+    )
     steps = attack.budget if attack.name == "brepmi" else attack.steps
     if attack.name == "ifgmi":
         steps = (steps, *attack.block_steps)
@@ -273,43 +318,85 @@ def test_attacks_are_those_of_the_tables(name):
 def styled_told(attack: Any) -> tuple:
     """An attack on a StyleGAN2 as the table above tells of it."""
     smallest_crop = None if attack.name == "mirror" else attack.area[0]
-    return (attack.pool, attack.candidates, attack.lr, smallest_crop, getattr(attack, "trials", None))
+    return (
+        attack.pool,
+        attack.candidates,
+        attack.lr,
+        smallest_crop,
+        getattr(attack, "trials", None),
+    )
 
 
 def test_attacks_on_a_stylegan_have_their_published_settings():
-    ready = [(name, made.attack) for name in ATTACKS for made in read(name) if getattr(made.prior, "weights", None)]
+    ready = [
+        (name, made.attack)
+        for name in ATTACKS
+        for made in read(name)
+        if getattr(made.prior, "weights", None)
+    ]
     assert {(name, attack.name): styled_told(attack) for name, attack in ready} == STYLED
 
 
 def test_attacks_on_a_stylegan_search_few_pictures_together_at_224_pixels():
     """Gradients of larger batches through the largest targets would not fit 16 GiB."""
-    assert {experiment.attack.batch for name in ATTACKS for experiment in read(name) if experiment.data.size == 224} == {16}
+    assert {
+        experiment.attack.batch
+        for name in ATTACKS
+        for experiment in read(name)
+        if experiment.data.size == 224
+    } == {16}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_are_in_their_published_form(name):
-    paper = "calor" if name.endswith("calor") else "tl-dmi" if name.endswith(("-tl", "-sensitivity")) else "bido"
+    paper = (
+        "calor"
+        if name.endswith("calor")
+        else "tl-dmi"
+        if name.endswith(("-tl", "-sensitivity"))
+        else "bido"
+    )
     for experiment in read(name):
         attack = experiment.attack
         assert getattr(attack, "loss", None) == LOSSES[attack.name]
         if attack.name != "ppa":  # nothing is left out: the papers average over all
             assert attack.keep == attack.candidates * getattr(attack, "read_from_each", 1)
         if attack.name == "vmi":
-            assert (attack.layered, attack.identity_layers, attack.lr, attack.points) == (True, None, 1e-4, 32)
+            assert (attack.layered, attack.identity_layers, attack.lr, attack.points) == (
+                True,
+                None,
+                1e-4,
+                32,
+            )
         if attack.name == "mirror":
-            assert attack.weight == (1 if name == "facescrub/ir152-calor" else 10)  # MIBench's, and the published
+            assert attack.weight == (
+                1 if name == "facescrub/ir152-calor" else 10
+            )  # MIBench's, and the published
         if attack.name == "kedmi":
             assert (attack.log_variance, attack.clamp == "forward") == GAUSSIANS[paper]
             assert (attack.candidates, attack.coupling) == (
                 (5, 5) if experiment.data.size == 32 else (1, 60)
             )  # five trials of five classes
         if experiment.case == "LOMMA on KED-MI":
-            assert (attack.on, attack.log_variance, attack.clamp) == ("kedmi", GAUSSIANS[paper][0], 1)
+            assert (attack.on, attack.log_variance, attack.clamp) == (
+                "kedmi",
+                GAUSSIANS[paper][0],
+                1,
+            )
         if attack.name == "lomma":
             assert attack.on == ("kedmi" if experiment.prior.base["name"] == "kplus1" else "gmi")
-            assert [student["model"] for student in experiment.prior.students] == [f"torchvision:efficientnet_b{size}" for size in range(3)]
-            assert all(student["start"].startswith("weights/efficientnet_b") for student in experiment.prior.students)
-            assert (experiment.prior.epochs, experiment.prior.lr, experiment.prior.batch) == (20, 0.01, 64)
+            assert [student["model"] for student in experiment.prior.students] == [
+                f"torchvision:efficientnet_b{size}" for size in range(3)
+            ]
+            assert all(
+                student["start"].startswith("weights/efficientnet_b")
+                for student in experiment.prior.students
+            )
+            assert (experiment.prior.epochs, experiment.prior.lr, experiment.prior.batch) == (
+                20,
+                0.01,
+                64,
+            )
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
@@ -326,16 +413,32 @@ def test_judges_and_priors_fit_the_target(name):
 def test_the_stylegan_of_vmi_is_that_of_its_code():
     for name in ("celeba/resnet34-vmi", "celeba/resnet34-tl"):
         prior = read(name)[0].prior
-        assert (prior.latent, prior.style, prior.layers, prior.channel_base, prior.channel_max) == (512, 512, 2, 16384, 512)
-        assert (round(prior.steps * prior.batch / 1000), prior.lr, prior.r1) == (2298, 2.5e-3, 0.0128)  # pictures in thousands
+        assert (prior.latent, prior.style, prior.layers, prior.channel_base, prior.channel_max) == (
+            512,
+            512,
+            2,
+            16384,
+            512,
+        )
+        assert (round(prior.steps * prior.batch / 1000), prior.lr, prior.r1) == (
+            2298,
+            2.5e-3,
+            0.0128,
+        )  # pictures in thousands
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in STYLED}))
 def test_header_says_how_the_weights_are_converted(name):
     text = PATHS[name].read_text(encoding="utf-8")
     told = text[: text.index("\nname = ")].replace("\n# ", " ")
-    for weights in {prior.weights for prior in (made.prior for made in read(name)) if getattr(prior, "weights", None)}:
-        pickle = {"ffhq256.safetensors": "ffhq-res256-mirror-paper256-noaug.pkl"}.get(weights, weights.replace(".safetensors", ".pkl"))
+    for weights in {
+        prior.weights
+        for prior in (made.prior for made in read(name))
+        if getattr(prior, "weights", None)
+    }:
+        pickle = {"ffhq256.safetensors": "ffhq-res256-mirror-paper256-noaug.pkl"}.get(
+            weights, weights.replace(".safetensors", ".pkl")
+        )
         assert f"`frostglass convert stylegan2 {pickle} {weights}`" in told
 
 
@@ -344,7 +447,9 @@ def test_balanced_batches_are_those_of_the_code_on_celeba_vgg16_only():
         for experiment in read(name):
             for defense in experiment.defenses:
                 if defense.name == "bido":
-                    assert defense.per_identity == (4 if name.startswith("celeba/vgg16") else 0), name
+                    assert defense.per_identity == (4 if name.startswith("celeba/vgg16") else 0), (
+                        name
+                    )
 
 
 @pytest.mark.parametrize("name", sorted(set(PATHS) - OF_NO_PAPER))
@@ -371,8 +476,17 @@ def trainable(target) -> int:
 def test_every_target_can_be_built_with_its_defenses(name):
     classes = tuple(map(str, range(CLASSES[name.split("/")[0]])))
     for experiment in read(name):
-        target = untrained(experiment.target, classes, experiment.data.image_shape, experiment.defenses, seed=0)
-        assert compose.problems(experiment.defenses, target, Size(27018, experiment.target.batch, experiment.target.epochs)) == []
+        target = untrained(
+            experiment.target, classes, experiment.data.image_shape, experiment.defenses, seed=0
+        )
+        assert (
+            compose.problems(
+                experiment.defenses,
+                target,
+                Size(27018, experiment.target.batch, experiment.target.epochs),
+            )
+            == []
+        )
         for defense in experiment.defenses:
             if defense.name == "transfer" and defense.boundary == "parameters":
                 assert trainable(target) == pytest.approx(defense.parameters, abs=0.06e6)
@@ -382,17 +496,34 @@ def test_every_target_can_be_built_with_its_defenses(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "published"),
-    [("facescrub/resnet18-tl", 8.91e6), ("facescrub/maxvit-tl", 18.31e6), ("dogs/resnest101-tl", 27.94e6)],
+    [
+        ("facescrub/resnet18-tl", 8.91e6),
+        ("facescrub/maxvit-tl", 18.31e6),
+        ("dogs/resnest101-tl", 27.94e6),
+    ],
 )
 def test_named_boundaries_have_the_published_counts(name, published):
     defended = read(name)[1]
-    target = untrained(defended.target, tuple(map(str, range(1000))), defended.data.image_shape, defended.defenses, seed=0)
+    target = untrained(
+        defended.target,
+        tuple(map(str, range(1000))),
+        defended.data.image_shape,
+        defended.defenses,
+        seed=0,
+    )
     assert trainable(target) == pytest.approx(published, abs=0.006e6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["celeba/vgg16-bido", "facescrub/resnet18-tl", "facescrub/ir152-calor", "mnist/mcnn-bido", "cifar10/vgg16-bido"]
+    "name",
+    [
+        "celeba/vgg16-bido",
+        "facescrub/resnet18-tl",
+        "facescrub/ir152-calor",
+        "mnist/mcnn-bido",
+        "cifar10/vgg16-bido",
+    ],
 )
 def test_every_evaluator_can_be_built(name):
     made = read(name)[0]

@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from frostglass.errors import DataError, FrostglassError, StoreError
-from frostglass.experiments.config import Experiment, read_config
-from frostglass.experiments.controls import judge
-from frostglass.experiments.grid import Run, write_run
-from frostglass.experiments.pipeline import Audit
+from frostglass.audit.config import Experiment, read_config
+from frostglass.audit.controls import judge
+from frostglass.audit.grid import Run, write_run
+from frostglass.audit.pipeline import Audit
+from frostglass.core.errors import DataError, FrostglassError, StoreError
+from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.metrics.base import Rows
 from frostglass.report import build
 from frostglass.report.arrange import Study, group
@@ -27,10 +28,15 @@ from frostglass.report.build import build_report
 from frostglass.report.charts import Mark, number, toml, track
 from frostglass.report.matrix import attack_notes, matrix
 from frostglass.report.plot import MARKS
-from frostglass.report.recipes import fact_words, training_caption, training_notes, training_rows, words
+from frostglass.report.recipes import (
+    fact_words,
+    training_caption,
+    training_notes,
+    training_rows,
+    words,
+)
 from frostglass.report.runs import read_run
 from frostglass.report.tradeoff import tradeoff
-from frostglass.types import Images, Reconstructions, Split, Target
 from pages import Page, plain
 
 CALOR = [{"name": "calor", "rank": 3}]
@@ -46,11 +52,20 @@ def some_rows(people: int, candidates: int, hits: Sequence[int], success: float)
     def first(count: int) -> torch.Tensor:
         return (torch.arange(people * candidates) < count).float().reshape(people, candidates)
 
-    columns = {"target_top1": first(round(success * people * candidates)), "target_confidence": torch.full((people, candidates), 0.5)}
+    columns = {
+        "target_top1": first(round(success * people * candidates)),
+        "target_confidence": torch.full((people, candidates), 0.5),
+    }
     for place, count in enumerate(hits, 1):
-        columns |= {f"top1_{place}": first(count), f"top5_{place}": first(min(count + 1, people * candidates))}
+        columns |= {
+            f"top1_{place}": first(count),
+            f"top5_{place}": first(min(count + 1, people * candidates)),
+        }
     far = torch.linspace(0.2, 0.3, people * candidates).reshape(people, candidates)
-    return Rows(labels=torch.arange(people), columns=columns | {"distance": far, "distance_squared": far**2, "manifold": far})
+    return Rows(
+        labels=torch.arange(people),
+        columns=columns | {"distance": far, "distance_squared": far**2, "manifold": far},
+    )
 
 
 def make_run(
@@ -73,26 +88,63 @@ def make_run(
     (settings of the training), `seconds` (of the training; the undefended one takes 60), `info` (what else is known of the target), `case`,
     `attack` (instead of GMI), `steps` (of each search) and `partial` (places of people whose search broke off).
     """
-    names, total = tuple(names) or tuple(f"person {place}" for place in range(people)), people * candidates
+    names, total = (
+        tuple(names) or tuple(f"person {place}" for place in range(people)),
+        people * candidates,
+    )
     random = torch.Generator().manual_seed(1)
     if private is None:
-        private = torch.randint(0, 256, (people, 3, size, size), generator=random, dtype=torch.uint8)
+        private = torch.randint(
+            0, 256, (people, 3, size, size), generator=random, dtype=torch.uint8
+        )
     pictures = Images(private, torch.arange(people), names, tuple(names))
-    split = Split(pictures, pictures, pictures, pictures, {"parts": {"train": {"pictures": people, "sha256": "5e" * 32}}}, key="split")
+    split = Split(
+        pictures,
+        pictures,
+        pictures,
+        pictures,
+        {"parts": {"train": {"pictures": people, "sha256": "5e" * 32}}},
+        key="split",
+    )
 
     def network(model: str, accuracy: float, key: str, **more: Any) -> Target:
-        info = {"model": model, "parameters": 12345, "accuracy": {"test": accuracy}, "selected_epoch": 3, "history": [], "seconds": 60.0}
+        info = {
+            "model": model,
+            "parameters": 12345,
+            "accuracy": {"test": accuracy},
+            "selected_epoch": 3,
+            "history": [],
+            "seconds": 60.0,
+        }
         return Target(nn.Identity(), names, (3, size, size), "head", info=info | more, key=key)
 
-    evaluators = tuple(network("resnet", accuracy, f"judge{place}:{accuracy}") for place, accuracy in enumerate(judges))
+    evaluators = tuple(
+        network("resnet", accuracy, f"judge{place}:{accuracy}")
+        for place, accuracy in enumerate(judges)
+    )
     made = []
     for place, told in enumerate(audits):
-        rows = some_rows(people, candidates, told.get("hits", (total,) * len(judges))[: len(judges)], told.get("success", 1.0))
+        rows = some_rows(
+            people,
+            candidates,
+            told.get("hits", (total,) * len(judges))[: len(judges)],
+            told.get("success", 1.0),
+        )
         blind = some_rows(people, candidates, [told.get("guesses", 0)] * len(judges), 0.0)
         control = told.get("control", (total,) * len(judges))
-        against = None if control is None else (some_rows(people, candidates, control[: len(judges)], 1.0), blind)
-        rows = replace(rows, columns={**rows.columns, "manifold": rows.columns["manifold"] * told.get("far", 1.0)}, key=f"{name}{place}")
-        shown = told.get("pictures", torch.rand((people, candidates, 3, size, size), generator=random))
+        against = (
+            None
+            if control is None
+            else (some_rows(people, candidates, control[: len(judges)], 1.0), blind)
+        )
+        rows = replace(
+            rows,
+            columns={**rows.columns, "manifold": rows.columns["manifold"] * told.get("far", 1.0)},
+            key=f"{name}{place}",
+        )
+        shown = told.get(
+            "pictures", torch.rand((people, candidates, 3, size, size), generator=random)
+        )
         found = Reconstructions(
             shown, torch.arange(people), torch.zeros(people), torch.zeros(people), 31_200, 75.5, f"attack{place}",
             steps=torch.tensor(told["steps"]) if "steps" in told else None,
@@ -100,22 +152,56 @@ def make_run(
         )  # fmt: skip
         model = told.get("model", "cnn")
         recipe = {"model": model, **told.get("recipe", {})}
-        chosen = {"name": name, "case": told.get("case", ""), "seed": told.get("seed", 0), "defenses": told.get("defenses", [])}
+        chosen = {
+            "name": name,
+            "case": told.get("case", ""),
+            "seed": told.get("seed", 0),
+            "defenses": told.get("defenses", []),
+        }
         attack = told.get("attack", {"name": "gmi", "loss": told.get("loss", "margin"), "keep": 1})
         experiment = Experiment.parse(chosen | {"target": recipe, "attack": attack})
         learned = {"trainable": 12345, "seconds": told.get("seconds", 60.0), **told.get("info", {})}
         target = network(model, told.get("accuracy", 0.982), f"target{place}", **learned)
         undefended = None if control is None else network(model, 0.982, "undefended")
-        prior: Any = SimpleNamespace(info={"method": {"name": told.get("prior", "wgan")}}, key="prior")
+        prior: Any = SimpleNamespace(
+            info={"method": {"name": told.get("prior", "wgan")}}, key="prior"
+        )
         broken_off = len(told.get("partial", ()))
-        controls = judge(rows, blind, against, margin=0.2, target=target, evaluators=evaluators, partial=broken_off)
-        made.append(Audit(experiment, split, target, evaluators, prior, found, rows, blind, controls, undefended))
-    labels = tuple(" + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits)
-    return write_run(Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder)
+        controls = judge(
+            rows,
+            blind,
+            against,
+            margin=0.2,
+            target=target,
+            evaluators=evaluators,
+            partial=broken_off,
+        )
+        made.append(
+            Audit(
+                experiment,
+                split,
+                target,
+                evaluators,
+                prior,
+                found,
+                rows,
+                blind,
+                controls,
+                undefended,
+            )
+        )
+    labels = tuple(
+        " + ".join(d["name"] for d in told.get("defenses", [])) or "undefended" for told in audits
+    )
+    return write_run(
+        Run(name, settings if settings is not None else {"name": name}, labels, tuple(made)), folder
+    )
 
 
 def sentences(tmp_path: Path, audits: Sequence[dict[str, Any]], **how: Any) -> list[str]:
-    return Page(build_report([make_run(tmp_path / "run", audits, **how)], tmp_path / "report.html")).sentences
+    return Page(
+        build_report([make_run(tmp_path / "run", audits, **how)], tmp_path / "report.html")
+    ).sentences
 
 
 # The answer
@@ -134,13 +220,18 @@ def test_answer_says_what_leaks_and_what_the_defense_changes(tmp_path):
 
 def test_answer_without_a_defended_model_claims_nothing_about_defenses(tmp_path):
     _, change = sentences(tmp_path, [BROKEN])
-    assert change == "No defended model is part of this report, so it does not say what a defense would change."
+    assert (
+        change
+        == "No defended model is part of this report, so it does not say what a defense would change."
+    )
 
 
 def test_a_defense_whose_interval_overlaps_does_not_help(tmp_path):
     _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 17), "accuracy": 0.982}])
     assert change.startswith("CALoR does not clearly lower it: 85 % (interval ")
-    assert change.endswith("beyond chance on the same people; it costs no accuracy on held-out pictures (98.2 → 98.2 %).")
+    assert change.endswith(
+        "beyond chance on the same people; it costs no accuracy on held-out pictures (98.2 → 98.2 %)."
+    )
 
 
 def test_a_defense_helps_only_if_every_judge_says_so(tmp_path):
@@ -153,14 +244,21 @@ def test_a_defense_helps_only_if_every_judge_says_so(tmp_path):
 
 
 def test_a_defense_may_do_harm(tmp_path):
-    _, change = sentences(tmp_path, [{"hits": (10, 9)}, {**DEFENDED, "hits": (20, 20), "accuracy": 0.99}])
-    assert re.match(r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %\) and gains 0\.8 points of accuracy", change)
+    _, change = sentences(
+        tmp_path, [{"hits": (10, 9)}, {**DEFENDED, "hits": (20, 20), "accuracy": 0.99}]
+    )
+    assert re.match(
+        r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %\) and gains 0\.8 points of accuracy",
+        change,
+    )
 
 
 def test_a_stalled_attack_is_not_called_privacy(tmp_path):
     _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (0, 0), "success": 0.1}])
     assert change.startswith("CALoR lowers this to 0 %")
-    assert change.endswith("(the model itself accepts 10 % of the pictures), which may be masked gradients and not privacy.")
+    assert change.endswith(
+        "(the model itself accepts 10 % of the pictures), which may be masked gradients and not privacy."
+    )
 
 
 def test_up_to_three_defended_models_are_listed(tmp_path):
@@ -174,7 +272,12 @@ def test_up_to_three_defended_models_are_listed(tmp_path):
 
 def test_more_defended_models_are_a_range_and_failures_are_named(tmp_path):
     ranks = [
-        {**DEFENDED, "defenses": [{"name": "calor", "rank": rank}], "hits": (hits, hits), "accuracy": accuracy}
+        {
+            **DEFENDED,
+            "defenses": [{"name": "calor", "rank": rank}],
+            "hits": (hits, hits),
+            "accuracy": accuracy,
+        }
         for rank, hits, accuracy in [(2, 3, 0.9), (3, 4, 0.95), (4, 5, 0.97), (5, 19, 0.982)]
     ]
     _, change = sentences(tmp_path, [BROKEN, *ranks])
@@ -185,18 +288,26 @@ def test_more_defended_models_are_a_range_and_failures_are_named(tmp_path):
 
 
 def test_the_strongest_attack_on_each_model_counts(tmp_path):
-    audits = [{**BROKEN, "loss": "ce", "hits": (10, 10)}, BROKEN, {**DEFENDED, "loss": "ce"}, {**DEFENDED, "hits": (2, 2)}]
+    audits = [
+        {**BROKEN, "loss": "ce", "hits": (10, 10)},
+        BROKEN,
+        {**DEFENDED, "loss": "ce"},
+        {**DEFENDED, "hits": (2, 2)},
+    ]
     run = make_run(tmp_path / "run", audits)
     page = Page(build_report([run], tmp_path / "report.html"))
     assert "rebuilt 19 of 20 people" in page.sentences[0]
     assert page.sentences[1].startswith("CALoR lowers this to 35 %")
-    assert "the strongest counts: undefended (loss=margin), CALoR (loss=ce)." in page.text.replace(" ,", ",").replace(" .", ".")
+    assert "the strongest counts: undefended (loss=margin), CALoR (loss=ce)." in page.text.replace(
+        " ,", ","
+    ).replace(" .", ".")
 
 
 def test_several_candidates_are_counted_as_pictures(tmp_path):
     leak, _ = sentences(tmp_path, [{"hits": (58, 57)}], candidates=3)
     assert (
-        "rebuilt 20 people, and the stricter of two independent judges recognised the right person in 95 % of 60 pictures (interval" in leak
+        "rebuilt 20 people, and the stricter of two independent judges recognised the right person in 95 % of 60 pictures (interval"
+        in leak
     )
 
 
@@ -218,7 +329,10 @@ def test_a_model_brought_as_weights_is_not_called_undefended(tmp_path):
     run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"weights": "w.safetensors"}}])
     page = Page(build_report([run], tmp_path / "report.html"))
     assert page.sentences[0].startswith("From the given model, an attacker")
-    assert page.sentences[1] == "The same attack on an undefended model scores 95 points above guessing (at least 85), so it works there."
+    assert (
+        page.sentences[1]
+        == "The same attack on an undefended model scores 95 points above guessing (at least 85), so it works there."
+    )
 
 
 def test_a_vacuous_audit_says_so_first_and_nothing_reassuring(tmp_path):
@@ -228,7 +342,10 @@ def test_a_vacuous_audit_says_so_first_and_nothing_reassuring(tmp_path):
         "This audit is VACUOUS: the attack fails even on a model without any defense, so its failure on any other model proves nothing.",
         "A low number means a weak attack here, not a safe model.",
     ]
-    assert any(tag == "div" and values.get("class") == "void" and values.get("role") == "alert" for tag, values in page.tags)
+    assert any(
+        tag == "div" and values.get("class") == "void" and values.get("role") == "alert"
+        for tag, values in page.tags
+    )
     assert json.loads((run / "run.json").read_text())["vacuous"][0].split(": ", 1)[1] in page.text
     assert "✓" not in page.text
     assert "lowers" not in page.text
@@ -238,11 +355,15 @@ def test_a_vacuous_audit_says_so_first_and_nothing_reassuring(tmp_path):
 def test_no_control_is_vacuous_and_a_leak_stays_a_leak(tmp_path):
     first, _, third = sentences(tmp_path, [{**BROKEN, "control": None}])
     assert first.startswith("This audit is VACUOUS: no positive control was run")
-    assert third.startswith("A high number is a leak all the same: 95 % (interval 85–100 %) for undefended")
+    assert third.startswith(
+        "A high number is a leak all the same: 95 % (interval 85–100 %) for undefended"
+    )
 
 
 def test_a_vacuous_model_is_named_beside_sound_ones(tmp_path):
-    first, second, leak, change = sentences(tmp_path, [BROKEN, {**DEFENDED, **FAILED}, {**DEFENDED, "defenses": SMOOTHING}])
+    first, second, leak, change = sentences(
+        tmp_path, [BROKEN, {**DEFENDED, **FAILED}, {**DEFENDED, "defenses": SMOOTHING}]
+    )
     assert first.startswith("For CALoR this audit is VACUOUS: the attack fails")
     assert second == "A low number means a weak attack here, not a safe model."
     assert leak.startswith("From the undefended model")
@@ -251,7 +372,11 @@ def test_a_vacuous_model_is_named_beside_sound_ones(tmp_path):
 
 
 def test_each_defense_is_compared_with_its_own_architecture(tmp_path):
-    audits = [BROKEN, {"model": "lenet", "hits": (9, 9), "accuracy": 0.9}, {**DEFENDED, "model": "lenet", "hits": (8, 8), "accuracy": 0.89}]
+    audits = [
+        BROKEN,
+        {"model": "lenet", "hits": (9, 9), "accuracy": 0.9},
+        {**DEFENDED, "model": "lenet", "hits": (8, 8), "accuracy": 0.89},
+    ]
     leak, change = sentences(tmp_path, audits)
     assert leak.startswith("From the undefended model (model=cnn)")
     assert change.startswith("CALoR does not clearly lower it: 40 %")
@@ -274,16 +399,23 @@ def test_numbers_on_the_page_are_those_of_the_json(tmp_path):
     assert len(rows) == 2
     for row, audit in zip(rows, document["runs"][0]["audits"], strict=True):
         cells = dict(zip(head, row, strict=True))
-        assert cells["model is right on held-out pictures"] == f"{percent(audit['target']['accuracy']['test'])} %"
+        assert (
+            cells["model is right on held-out pictures"]
+            == f"{percent(audit['target']['accuracy']['test'])} %"
+        )
         for column, name in [
             ("◆ judge 2 recognises", "top1_2"),
             ("judge 1, five best guesses", "top5_1"),
             ("model itself accepts", "target_top1"),
         ]:
             score, guess = audit["scores"][name], audit["prior_only"][name]
-            expected = [percent(x) for x in (score["value"], score["low"], score["high"], guess["value"])]
+            expected = [
+                percent(x) for x in (score["value"], score["low"], score["high"], guess["value"])
+            ]
             assert [float(x) for x in re.findall(r"[\d.]+", cells[column])] == expected
-        assert cells["distance to the person"].startswith(f"{audit['scores']['distance']['value']:.3g} ")
+        assert cells["distance to the person"].startswith(
+            f"{audit['scores']['distance']['value']:.3g} "
+        )
         assert (cells["queries"], cells["time"]) == ("31 200", "75.5 s")
     counted = page.tables["Conventions of the papers"]
     assert counted[0][:4] == ["audit", "judge", "mean", "selected"]
@@ -297,20 +429,36 @@ def test_pictures_are_the_runs_and_people_keep_their_columns(tmp_path):
     shown = [round(step * 19 / 15) for step in range(16)]
     head, private, undefended, defended = page.tables["Private and rebuilt pictures"][:4]
     assert head[1:] == [f"person {place}" for place in shown]
-    assert (private[0][:7], undefended[0], defended[0]) == ("private", "undefended 95 % recognised", "CALoR 35 % recognised")
+    assert (private[0][:7], undefended[0], defended[0]) == (
+        "private",
+        "undefended 95 % recognised",
+        "CALoR 35 % recognised",
+    )
     # Undefended first, whatever the order in the run: it is audit 1 there.
     for row, (tensor, places) in enumerate(
-        [(pixels["private"], shown), (pixels["audit.1"][:, 0], shown), (pixels["audit.0"][:, 0], shown)]
+        [
+            (pixels["private"], shown),
+            (pixels["audit.1"][:, 0], shown),
+            (pixels["audit.0"][:, 0], shown),
+        ]
     ):
         for column, place in enumerate(places):
-            np.testing.assert_array_equal(page.images[16 * row + column], tensor[place].permute(1, 2, 0).numpy())
-    assert "16 of 20 people, chosen by their place in the list, evenly, and not by success." in page.text
+            np.testing.assert_array_equal(
+                page.images[16 * row + column], tensor[place].permute(1, 2, 0).numpy()
+            )
+    assert (
+        "16 of 20 people, chosen by their place in the list, evenly, and not by success."
+        in page.text
+    )
     assert len(page.images) == 3 * 20
     verdicts = {
-        line["identity"]: (line["top1_1"], line["top1_2"]) for line in csv.DictReader((run / "rows.csv").open()) if line["audit"] == "calor"
+        line["identity"]: (line["top1_1"], line["top1_2"])
+        for line in csv.DictReader((run / "rows.csv").open())
+        if line["audit"] == "calor"
     }
     assert [cell.split() for cell in defended[1:]] == [
-        ["●" if verdicts[name][0] == "1" else "○", "◆" if verdicts[name][1] == "1" else "◇"] for name in head[1:]
+        ["●" if verdicts[name][0] == "1" else "○", "◆" if verdicts[name][1] == "1" else "◇"]
+        for name in head[1:]
     ]
 
 
@@ -329,15 +477,35 @@ def test_grey_pictures(tmp_path):
         [{"pictures": torch.rand(20, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))}],
         private=torch.zeros(20, 1, 8, 8, dtype=torch.uint8),
     )
-    assert {image.shape for image in Page(build_report([run], tmp_path / "report.html")).images} == {(8, 8)}
+    assert {
+        image.shape for image in Page(build_report([run], tmp_path / "report.html")).images
+    } == {(8, 8)}
 
 
 def test_page_needs_nothing_from_outside_and_no_script(tmp_path):
-    run = make_run(tmp_path / "run", [BROKEN, DEFENDED], names=["https://example.org/x.png", *map(str, range(19))])
+    run = make_run(
+        tmp_path / "run",
+        [BROKEN, DEFENDED],
+        names=["https://example.org/x.png", *map(str, range(19))],
+    )
     out = build_report([run], tmp_path / "report.html")
     page, text = Page(out), out.read_text()
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "a", "base", "form"}
-    assert not [name for _, values in page.tags for name in values if name.startswith("on") or name in ("href", "srcset", "action")]
+    assert not {tag for tag, _ in page.tags} & {
+        "script",
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "a",
+        "base",
+        "form",
+    }
+    assert not [
+        name
+        for _, values in page.tags
+        for name in values
+        if name.startswith("on") or name in ("href", "srcset", "action")
+    ]
     assert all(values["src"].startswith("data:") for _, values in page.tags if "src" in values)
     assert "url(" not in text
     assert "@import" not in text
@@ -362,7 +530,10 @@ def test_hostile_names_are_text(tmp_path):
 
 def test_same_runs_same_bytes(tmp_path):
     run = make_run(tmp_path / "run", [BROKEN, DEFENDED])
-    first, second = build_report([run], tmp_path / "a" / "x.html"), build_report([run], tmp_path / "b" / "x.html")
+    first, second = (
+        build_report([run], tmp_path / "a" / "x.html"),
+        build_report([run], tmp_path / "b" / "x.html"),
+    )
     assert first.read_bytes() == second.read_bytes()
     assert first.with_suffix(".json").read_bytes() == second.with_suffix(".json").read_bytes()
     assert sorted(path.name for path in first.parent.iterdir()) == ["x.html", "x.json"]
@@ -403,7 +574,9 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
 def test_attention_is_asked_exactly_where_the_controls_warn(tmp_path, control, told, how, warning):
     run = make_run(tmp_path / "run", [told], **how)
     page = Page(build_report([run], tmp_path / "report.html"))
-    verdict = next(row[1] for row in page.tables["Controls of each audit"] if row[0].startswith(control))
+    verdict = next(
+        row[1] for row in page.tables["Controls of each audit"] if row[0].startswith(control)
+    )
     warnings = json.loads((run / "run.json").read_text())["audits"][0]["controls"]["warnings"]
     assert all(text in page.text for text in warnings)
     if warning is None:
@@ -415,22 +588,47 @@ def test_attention_is_asked_exactly_where_the_controls_warn(tmp_path, control, t
 
 
 def test_most_exposed_people_are_named(tmp_path):
-    page = Page(build_report([make_run(tmp_path / "run", [{"hits": (2, 1), "control": (20, 20)}])], tmp_path / "report.html"))
+    page = Page(
+        build_report(
+            [make_run(tmp_path / "run", [{"hits": (2, 1), "control": (20, 20)}])],
+            tmp_path / "report.html",
+        )
+    )
     assert "undefended : person 0 (100 %), person 1 (50 %)" in page.text
     assert "person 2 (" not in page.text
 
 
 def test_equal_labels_are_told_apart(tmp_path):
-    run = make_run(tmp_path / "run", [BROKEN, DEFENDED, {**DEFENDED, "defenses": [{"name": "calor", "rank": 5}], "hits": (3, 3)}])
+    run = make_run(
+        tmp_path / "run",
+        [
+            BROKEN,
+            DEFENDED,
+            {**DEFENDED, "defenses": [{"name": "calor", "rank": 5}], "hits": (3, 3)},
+        ],
+    )
     page = Page(build_report([run], tmp_path / "report.html"))
-    assert [row[0] for row in page.tables["Scores of each audit"][1:]] == ["undefended", "CALoR rank=3", "CALoR rank=5"]
-    assert [row[2].split(" %")[0] for row in page.tables["Scores of each audit"][1:]] == ["100", "40", "15"]
+    assert [row[0] for row in page.tables["Scores of each audit"][1:]] == [
+        "undefended",
+        "CALoR rank=3",
+        "CALoR rank=5",
+    ]
+    assert [row[2].split(" %")[0] for row in page.tables["Scores of each audit"][1:]] == [
+        "100",
+        "40",
+        "15",
+    ]
 
 
 # Training
 
 BIDO = [{"name": "bido"}]
-STAGE = {"data": "public", "epochs": 12, "classes": 200, "accuracy": {"train": 1.0, "validation": 0.95, "test": 0.934}}
+STAGE = {
+    "data": "public",
+    "epochs": 12,
+    "classes": 200,
+    "accuracy": {"train": 1.0, "validation": 0.95, "test": 0.934},
+}
 TRANSFER = {
     **DEFENDED, "defenses": [{"name": "transfer"}], "seconds": 90.0,
     "info": {
@@ -464,7 +662,10 @@ def test_models_of_one_recipe_are_said_to_be_alike(tmp_path):
 
 
 def test_models_of_different_recipes_are_named_with_what_differs(tmp_path):
-    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"lr": 0.01}}, bido(), {**DEFENDED, "recipe": {"lr": 0.01}}])
+    run = make_run(
+        tmp_path / "run",
+        [{**BROKEN, "recipe": {"lr": 0.01}}, bido(), {**DEFENDED, "recipe": {"lr": 0.01}}],
+    )
     out = build_report([run], tmp_path / "report.html")
     page = Page(out)
     said = "The models were not trained alike: lr is 0.01 for undefended and CALoR and 0.001 for BiDO; part of a difference may come from that."
@@ -473,7 +674,10 @@ def test_models_of_different_recipes_are_named_with_what_differs(tmp_path):
     place = [tag for tag, _ in page.tags].index("ol")
     assert "li" in [tag for tag, _ in page.tags[place:]]
     assert "trained by one recipe" not in page.text
-    assert "In common: model cnn, epochs 20, batch 64, optimizer adamw, weight decay 0.0001" in page.text
+    assert (
+        "In common: model cnn, epochs 20, batch 64, optimizer adamw, weight decay 0.0001"
+        in page.text
+    )
     head, *rows = page.tables["Training of each model"]
     assert head[-1] == "own recipe"
     assert [row[-1] for row in rows] == ["lr 0.01", "lr 0.001", "lr 0.01"]
@@ -481,7 +685,9 @@ def test_models_of_different_recipes_are_named_with_what_differs(tmp_path):
 
 def test_settings_that_separate_the_same_models_are_said_together(tmp_path):
     slow = {"optimizer": "sgd", "epochs": 40, "start": "begin.safetensors", "shift": 2}
-    found = study(tmp_path, [{**BROKEN, "recipe": {"shift": 2}}, {**bido(), "recipe": slow}, DEFENDED])
+    found = study(
+        tmp_path, [{**BROKEN, "recipe": {"shift": 2}}, {**bido(), "recipe": slow}, DEFENDED]
+    )
     assert training_notes(found) == [
         "The models were not trained alike: "
         "start none, epochs 20 and optimizer adamw for undefended and CALoR, but start begin.safetensors, epochs 40 and optimizer sgd for BiDO; "
@@ -501,7 +707,10 @@ def test_settings_without_effect_are_no_difference(tmp_path):
     idle = {"momentum": 0.5, "nesterov": False, "milestones": [0.5], "decay": 0.2}
     found = study(tmp_path, [BROKEN, {**DEFENDED, "recipe": idle}])
     assert training_notes(found) == []
-    used = [{**BROKEN, "recipe": {"optimizer": "sgd"}}, {**DEFENDED, "recipe": {"optimizer": "sgd", "momentum": 0.5}}]
+    used = [
+        {**BROKEN, "recipe": {"optimizer": "sgd"}},
+        {**DEFENDED, "recipe": {"optimizer": "sgd", "momentum": 0.5}},
+    ]
     assert training_notes(study(tmp_path / "used", used))[0].startswith(
         "The models were not trained alike: momentum is 0.9 for undefended and 0.5 for CALoR;"
     )
@@ -509,7 +718,10 @@ def test_settings_without_effect_are_no_difference(tmp_path):
 
 def test_many_models_are_counted_and_not_listed(tmp_path):
     ranks = [{**DEFENDED, "defenses": [{"name": "calor", "rank": rank}]} for rank in range(2, 9)]
-    strong = [{**bido(lambda_x=0.1 * place), "recipe": {"batch": 128, "lr": 0.00123456}} for place in range(1, 6)]
+    strong = [
+        {**bido(lambda_x=0.1 * place), "recipe": {"batch": 128, "lr": 0.00123456}}
+        for place in range(1, 6)
+    ]
     (note,) = training_notes(study(tmp_path, [BROKEN, *ranks, *strong]))
     assert note == (
         "The models were not trained alike: batch 128 and lr 0.00123456 for 5 BiDO models, but batch 64 and lr 0.001 for 8 other models; "
@@ -522,10 +734,18 @@ def test_recipes_that_differ_make_models_that_differ(tmp_path):
     pair = [BROKEN, {**DEFENDED, "accuracy": 0.981}]
     audits = [
         *pair,
-        *({**told, "recipe": {"epochs": 5}, "hits": hits, "accuracy": 0.9} for told, hits in zip(pair, [(18, 18), (17, 17)], strict=True)),
+        *(
+            {**told, "recipe": {"epochs": 5}, "hits": hits, "accuracy": 0.9}
+            for told, hits in zip(pair, [(18, 18), (17, 17)], strict=True)
+        ),
     ]
     found = study(tmp_path, audits)
-    assert [aim.name for aim in found.aims] == ["undefended (epochs=20)", "undefended (epochs=5)", "CALoR (epochs=20)", "CALoR (epochs=5)"]
+    assert [aim.name for aim in found.aims] == [
+        "undefended (epochs=20)",
+        "undefended (epochs=5)",
+        "CALoR (epochs=20)",
+        "CALoR (epochs=5)",
+    ]
     change = Page(build_report([tmp_path / "run"], tmp_path / "report.html")).sentences[1]
     assert "CALoR (epochs=5) does not clearly lower it: 85 %" in change
     assert change.endswith("costs no accuracy on held-out pictures (90 → 90 %).")
@@ -539,12 +759,29 @@ def test_more_training_is_said_apart(tmp_path):
     ]
     assert training_caption(found).startswith("All models were trained by one recipe: model cnn,")
     private = {**TRANSFER, "info": {"first_stage": {**STAGE, "data": "private", "classes": 20}}}
-    assert "(12 epochs on the 20 private people)" in training_notes(study(tmp_path / "private", [BROKEN, private]))[0]
-    assert training_notes(study(tmp_path / "all", [{**told, "info": {"first_stage": STAGE}} for told in (BROKEN, DEFENDED)])) == []
+    assert (
+        "(12 epochs on the 20 private people)"
+        in training_notes(study(tmp_path / "private", [BROKEN, private]))[0]
+    )
+    assert (
+        training_notes(
+            study(
+                tmp_path / "all",
+                [{**told, "info": {"first_stage": STAGE}} for told in (BROKEN, DEFENDED)],
+            )
+        )
+        == []
+    )
 
 
 def test_training_times_stages_and_facts_are_shown(tmp_path):
-    noisy = {**DEFENDED, "defenses": [{"name": "dpsgd"}], "seconds": 9000.0, "control": None, "info": {"facts": {"dpsgd": {"steps": 940}}}}
+    noisy = {
+        **DEFENDED,
+        "defenses": [{"name": "dpsgd"}],
+        "seconds": 9000.0,
+        "control": None,
+        "info": {"facts": {"dpsgd": {"steps": 940}}},
+    }
     run = make_run(tmp_path / "run", [BROKEN, TRANSFER, noisy, {**bido(), "seconds": 150.0}])
     page = Page(build_report([run], tmp_path / "report.html"))
     assert page.tables["Training of each model"] == [
@@ -561,21 +798,46 @@ def test_training_times_stages_and_facts_are_shown(tmp_path):
 
 
 def test_models_of_several_seeds_have_rows_of_their_own(tmp_path):
-    audits = [BROKEN, {**BROKEN, "seed": 1, "seconds": 30.0}, {**BROKEN, "seed": 1, "loss": "ce", "seconds": 30.0}, DEFENDED]
+    audits = [
+        BROKEN,
+        {**BROKEN, "seed": 1, "seconds": 30.0},
+        {**BROKEN, "seed": 1, "loss": "ce", "seconds": 30.0},
+        DEFENDED,
+    ]
     rows = training_rows(study(tmp_path, audits))
-    assert [(row.label, row.training.seconds) for row in rows] == [("undefended · seed=0", 60), ("undefended · seed=1", 30), ("CALoR", 60)]
+    assert [(row.label, row.training.seconds) for row in rows] == [
+        ("undefended · seed=0", 60),
+        ("undefended · seed=1", 30),
+        ("CALoR", 60),
+    ]
 
 
 def test_nothing_is_claimed_of_a_training_that_was_not_seen(tmp_path):
-    brought = {"recipe": {"weights": "w.safetensors", "lr": 0.5}, "info": {"selected_epoch": None, "trainable": None}}
+    brought = {
+        "recipe": {"weights": "w.safetensors", "lr": 0.5},
+        "info": {"selected_epoch": None, "trainable": None},
+    }
     alone = study(tmp_path / "alone", [{**BROKEN, **brought}])
     assert training_notes(alone) == []
-    assert training_caption(alone) == "The weights were brought, so how they were trained is not known."
+    assert (
+        training_caption(alone)
+        == "The weights were brought, so how they were trained is not known."
+    )
     found = study(tmp_path, [BROKEN, {**DEFENDED, **brought}, bido()])
-    assert training_notes(found) == ["How CALoR was trained is not known: the weights were brought."]
-    assert training_caption(found).startswith("All models but those whose weights were brought were trained by one recipe: ")
+    assert training_notes(found) == [
+        "How CALoR was trained is not known: the weights were brought."
+    ]
+    assert training_caption(found).startswith(
+        "All models but those whose weights were brought were trained by one recipe: "
+    )
     row = training_rows(found)[1]
-    assert (row.label, row.epoch, row.own, row.training.seconds, row.training.times_undefended) == ("CALoR", "–", "", None, None)
+    assert (row.label, row.epoch, row.own, row.training.seconds, row.training.times_undefended) == (
+        "CALoR",
+        "–",
+        "",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -597,14 +859,26 @@ def test_facts_in_words(facts, text):
 
 
 def test_values_of_a_recipe_keep_their_digits():
-    assert (words(0.123456), words(0.123456, exact=True), words([0.1, -1e-5], exact=True)) == ("0.123", "0.123456", "0.1/−1e−05")
+    assert (words(0.123456), words(0.123456, exact=True), words([0.1, -1e-5], exact=True)) == (
+        "0.123",
+        "0.123456",
+        "0.1/−1e−05",
+    )
     assert (words(None), words([]), words(False), words(0)) == ("none", "none", "no", "0")
 
 
 def test_defenses_are_titled_and_told_apart(tmp_path):
-    strengths = [("hsic_nocco", 0.05), ("hsic_nocco", 0.1), ("coco_frobenius", 5.0), ("coco_frobenius", 10.0)]
+    strengths = [
+        ("hsic_nocco", 0.05),
+        ("hsic_nocco", 0.1),
+        ("coco_frobenius", 5.0),
+        ("coco_frobenius", 10.0),
+    ]
     both = {**TRANSFER, "defenses": [{"name": "transfer"}, {"name": "bido"}]}
-    found = study(tmp_path, [BROKEN, *(bido(measure=measure, lambda_x=weight) for measure, weight in strengths), both])
+    found = study(
+        tmp_path,
+        [BROKEN, *(bido(measure=measure, lambda_x=weight) for measure, weight in strengths), both],
+    )
     assert [entry.label for entry in found.entries] == [
         "undefended",
         "BiDO · measure=hsic_nocco · lambda_x=0.05",
@@ -614,7 +888,11 @@ def test_defenses_are_titled_and_told_apart(tmp_path):
         "TL + BiDO",
     ]
     layers = study(tmp_path / "layers", [bido(layers=["a", "b"]), bido(layers=["a", "c"]), bido()])
-    assert [aim.name for aim in layers.aims] == ["BiDO (layers=a/b)", "BiDO (layers=a/c)", "BiDO (layers=none)"]
+    assert [aim.name for aim in layers.aims] == [
+        "BiDO (layers=a/b)",
+        "BiDO (layers=a/c)",
+        "BiDO (layers=none)",
+    ]
 
 
 # Utility against leakage
@@ -672,8 +950,14 @@ def many(defenses: int = 8) -> list[dict[str, Any]]:
     """An undefended model and eight defenses at three strengths, some of them close together."""
     settings: list[list[dict[str, Any]]] = [
         [{"name": "mid", "weight": weight} for weight in (0.003, 0.01, 0.02)],
-        [{"name": "bido", "measure": "hsic_nocco", "lambda_y": weight} for weight in (0.5, 1.0, 2.5)],
-        [{"name": "bido", "measure": "coco_frobenius", "lambda_x": weight} for weight in (5.0, 10.0, 15.0)],
+        [
+            {"name": "bido", "measure": "hsic_nocco", "lambda_y": weight}
+            for weight in (0.5, 1.0, 2.5)
+        ],
+        [
+            {"name": "bido", "measure": "coco_frobenius", "lambda_x": weight}
+            for weight in (5.0, 10.0, 15.0)
+        ],
         [{"name": "label_smoothing", "alpha": alpha} for alpha in (-0.05, -0.1, -0.3)],
         [{"name": "transfer", "ratio": ratio} for ratio in (0.5, 0.6, 0.7)],
         [{"name": "calor", "rank": rank} for rank in (7, 5, 3)],
@@ -684,7 +968,14 @@ def many(defenses: int = 8) -> list[dict[str, Any]]:
     for place, strengths in enumerate(settings[:defenses]):
         for step, chosen in enumerate(strengths):
             hits = 18 - 2 * place - step
-            audits.append({**BROKEN, "defenses": [chosen], "accuracy": 0.955 - 0.01 * step - 0.004 * place, "hits": (hits, hits)})
+            audits.append(
+                {
+                    **BROKEN,
+                    "defenses": [chosen],
+                    "accuracy": 0.955 - 0.01 * step - 0.004 * place,
+                    "hits": (hits, hits),
+                }
+            )
     return audits
 
 
@@ -706,8 +997,12 @@ def test_a_plot_has_a_point_for_each_model_where_its_numbers_are(tmp_path):
     # Half way between the two in accuracy, and 60 of 95 parts of the way down.
     assert last["x"] == pytest.approx((base["x"] + calor["x"]) / 2, abs=0.11)
     assert (calor["y"] - base["y"]) / (last["y"] - base["y"]) == pytest.approx(60 / 95, abs=0.002)
-    assert [float(re.findall(r"[\d.]+", line["d"])[0]) for line in drawing.lines["reach"]] == [p["x"] for p in drawing.points]
-    low, high = map(float, re.fullmatch(r"M[\d.]+ ([\d.]+)V([\d.]+)", drawing.lines["reach"][1]["d"]).groups())
+    assert [float(re.findall(r"[\d.]+", line["d"])[0]) for line in drawing.lines["reach"]] == [
+        p["x"] for p in drawing.points
+    ]
+    low, high = map(
+        float, re.fullmatch(r"M[\d.]+ ([\d.]+)V([\d.]+)", drawing.lines["reach"][1]["d"]).groups()
+    )
     assert high < calor["y"] < low
     # Guessing reaches one of 20, three in another audit; thin lines cross at the undefended model.
     guesses = [float(line["y1"]) for line in drawing.lines["guess"]]
@@ -730,10 +1025,15 @@ def test_strengths_of_a_defense_are_joined_in_order_of_accuracy(tmp_path):
     assert [name["text"] for name in drawing.names] == [
         "undefended", "MID", "BiDO hsic nocco", "BiDO coco frobenius", "LS", "TL", "CALoR tanh", "DP-SGD", "CALoR relu",
     ]  # fmt: skip
-    routes = [[tuple(map(float, pair.split(","))) for pair in line["points"].split()] for line in drawing.lines["route"]]
+    routes = [
+        [tuple(map(float, pair.split(","))) for pair in line["points"].split()]
+        for line in drawing.lines["route"]
+    ]
     assert [len(route) for route in routes] == [3] * 8
     assert all(route == sorted(route) for route in routes)
-    assert {pair for route in routes for pair in route} == {(point["x"], point["y"]) for point in drawing.points[1:]}
+    assert {pair for route in routes for pair in route} == {
+        (point["x"], point["y"]) for point in drawing.points[1:]
+    }
     looks = [(point["class"], point["shape"]) for point in drawing.points]
     assert len(set(looks)) == 9
     assert len({shape for _, shape in looks}) == 9
@@ -745,32 +1045,69 @@ def test_strengths_of_a_defense_are_joined_in_order_of_accuracy(tmp_path):
 def test_names_on_a_plot_cover_neither_each_other_nor_points(tmp_path):
     drawing = Drawing(tradeoff(study(tmp_path, many())))
     boxes = drawing.boxes
-    marks = [(point["x"] - 5, point["y"] - 5, point["x"] + 5, point["y"] + 5) for point in drawing.points]
+    marks = [
+        (point["x"] - 5, point["y"] - 5, point["x"] + 5, point["y"] + 5) for point in drawing.points
+    ]
 
     def overlap(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
         return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
 
-    assert [(i, j) for i, one in enumerate(boxes) for j, two in enumerate(boxes) if i < j and overlap(one, two)] == []
-    assert [(i, j) for i, one in enumerate(boxes) for j, mark in enumerate(marks) if overlap(one, mark)] == []
-    assert all(left >= 62 and right <= 748 and top >= 0 and bottom <= 446 for left, top, right, bottom in boxes)
+    assert [
+        (i, j)
+        for i, one in enumerate(boxes)
+        for j, two in enumerate(boxes)
+        if i < j and overlap(one, two)
+    ] == []
+    assert [
+        (i, j) for i, one in enumerate(boxes) for j, mark in enumerate(marks) if overlap(one, mark)
+    ] == []
+    assert all(
+        left >= 62 and right <= 748 and top >= 0 and bottom <= 446
+        for left, top, right, bottom in boxes
+    )
 
 
 def test_a_plot_is_zoomed_to_the_accuracies(tmp_path):
     same = [{**BROKEN, "accuracy": 1.0}, {**DEFENDED, "accuracy": 1.0}, {**bido(), "accuracy": 1.0}]
     ticks = re.compile(r'y="466" text-anchor="middle">([\d.]+)')
-    assert ticks.findall(tradeoff(study(tmp_path, same))) == ["99", "99.2", "99.4", "99.6", "99.8", "100"]
-    wide = [{**told, "accuracy": accuracy} for told, accuracy in zip(same, (0.95, 0.2, 0.6), strict=True)]
-    assert ticks.findall(tradeoff(study(tmp_path / "wide", wide))) == ["20", "30", "40", "50", "60", "70", "80", "90"]
+    assert ticks.findall(tradeoff(study(tmp_path, same))) == [
+        "99",
+        "99.2",
+        "99.4",
+        "99.6",
+        "99.8",
+        "100",
+    ]
+    wide = [
+        {**told, "accuracy": accuracy}
+        for told, accuracy in zip(same, (0.95, 0.2, 0.6), strict=True)
+    ]
+    assert ticks.findall(tradeoff(study(tmp_path / "wide", wide))) == [
+        "20",
+        "30",
+        "40",
+        "50",
+        "60",
+        "70",
+        "80",
+        "90",
+    ]
 
 
 def test_vacuous_models_are_hollow_on_a_plot(tmp_path):
     run = make_run(tmp_path / "run", [BROKEN, {**DEFENDED, **FAILED}, bido()])
     drawing = Drawing(tradeoff(group([read_run(run)])[0]))
-    assert [point["class"] for point in drawing.points] == ["point c0", "point c1 hollow", "point c2"]
+    assert [point["class"] for point in drawing.points] == [
+        "point c0",
+        "point c1 hollow",
+        "point c2",
+    ]
     assert drawing.points[1]["title"].startswith("CALoR (vacuous): ")
     page = Page(build_report([run], tmp_path / "report.html"))
     assert "Hollow points are vacuous and prove nothing." in page.text
-    void = make_run(tmp_path / "void", [FAILED, {**FAILED, "defenses": CALOR}, {**FAILED, "defenses": BIDO}])
+    void = make_run(
+        tmp_path / "void", [FAILED, {**FAILED, "defenses": CALOR}, {**FAILED, "defenses": BIDO}]
+    )
     page = Page(build_report([void], tmp_path / "void.html"))
     assert "Right and low is best" not in page.text
     assert "low points mean a weak attack, not a private model" in page.text
@@ -779,14 +1116,28 @@ def test_vacuous_models_are_hollow_on_a_plot(tmp_path):
 def test_two_models_need_no_plot(tmp_path):
     run = make_run(tmp_path / "run", [BROKEN, DEFENDED])
     assert tradeoff(group([read_run(run)])[0]) == ""
-    assert "Accuracy and leakage of each model" not in Page(build_report([run], tmp_path / "report.html")).tables
+    assert (
+        "Accuracy and leakage of each model"
+        not in Page(build_report([run], tmp_path / "report.html")).tables
+    )
     more = make_run(tmp_path / "more", [BROKEN, DEFENDED, bido()])
-    assert "Accuracy and leakage of each model" in Page(build_report([more], tmp_path / "more.html")).tables
+    assert (
+        "Accuracy and leakage of each model"
+        in Page(build_report([more], tmp_path / "more.html")).tables
+    )
 
 
 def test_a_plot_escapes_names_and_keeps_its_bytes(tmp_path):
     evil = '<script>alert(1)</script>&"'
-    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"start": evil}}, BROKEN, bido(), {**DEFENDED, "recipe": {"start": evil}}])
+    run = make_run(
+        tmp_path / "run",
+        [
+            {**BROKEN, "recipe": {"start": evil}},
+            BROKEN,
+            bido(),
+            {**DEFENDED, "recipe": {"start": evil}},
+        ],
+    )
     first, second = (tradeoff(group([read_run(run)])[0]) for _ in range(2))
     assert str(first) == str(second)
     assert "<script" not in first
@@ -801,26 +1152,50 @@ def test_a_plot_escapes_names_and_keeps_its_bytes(tmp_path):
 
 
 def test_runs_with_the_same_judges_share_a_table_and_shared_audits_appear_once(tmp_path):
-    first, second = make_run(tmp_path / "first", [BROKEN]), make_run(tmp_path / "second", [BROKEN, DEFENDED])
-    page = Page(build_report([first, second, tmp_path / "second" / ".." / "first"], tmp_path / "report.html"))
-    assert [row[0] for row in page.tables["Scores of each audit"]] == ["audit", "undefended", "CALoR"]
+    first, second = (
+        make_run(tmp_path / "first", [BROKEN]),
+        make_run(tmp_path / "second", [BROKEN, DEFENDED]),
+    )
+    page = Page(
+        build_report(
+            [first, second, tmp_path / "second" / ".." / "first"], tmp_path / "report.html"
+        )
+    )
+    assert [row[0] for row in page.tables["Scores of each audit"]] == [
+        "audit",
+        "undefended",
+        "CALoR",
+    ]
     assert page.sentences[1].startswith("CALoR lowers this to 35 %")
 
 
 def test_runs_with_other_judges_stand_apart(tmp_path):
-    first, second = make_run(tmp_path / "first", [BROKEN]), make_run(tmp_path / "second", [DEFENDED], judges=(0.99, 0.98), name="other")
+    first, second = (
+        make_run(tmp_path / "first", [BROKEN]),
+        make_run(tmp_path / "second", [DEFENDED], judges=(0.99, 0.98), name="other"),
+    )
     out = build_report([first, second], tmp_path / "report.html")
     page = Page(out)
     assert len(page.sentences) == 4
     assert not any("lowers" in sentence for sentence in page.sentences)
-    assert [answer["runs"] for answer in json.loads(out.with_suffix(".json").read_text())["answers"]] == ["trial", "other"]
+    assert [
+        answer["runs"] for answer in json.loads(out.with_suffix(".json").read_text())["answers"]
+    ] == ["trial", "other"]
 
 
 # Redacting
 
 
 def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
-    names = ["Anna Schmidt", "Bo", "007", "calor", "İpek", "anna schmidt", *(f"Zoe_{place}" for place in range(24))]
+    names = [
+        "Anna Schmidt",
+        "Bo",
+        "007",
+        "calor",
+        "İpek",
+        "anna schmidt",
+        *(f"Zoe_{place}" for place in range(24)),
+    ]
     settings = {
         "name": "trial",
         "data": {
@@ -830,14 +1205,25 @@ def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
             "per": {"007": 1, "Zoe_1": 2},
         },
     }
-    run = make_run(tmp_path / "run", [BROKEN, DEFENDED], people=30, names=names, settings=settings, name="for Zoe_2")
+    run = make_run(
+        tmp_path / "run",
+        [BROKEN, DEFENDED],
+        people=30,
+        names=names,
+        settings=settings,
+        name="for Zoe_2",
+    )
     out = build_report([run], tmp_path / "report.html", redact=True)
     page, text, document = Page(out), out.read_text(), out.with_suffix(".json").read_text()
     for name in names:
         if name not in ("Bo", "007", "calor"):
             assert name.lower() not in (text + document).lower(), name
     assert not re.search(r"\b(Bo|007)\b", page.text + document)
-    assert page.tables["Private and rebuilt pictures"][0][1:4] == ["person A", "person C", "person E"]
+    assert page.tables["Private and rebuilt pictures"][0][1:4] == [
+        "person A",
+        "person C",
+        "person E",
+    ]
     assert page.tables["Private and rebuilt pictures"][4][1] == "person B"
     # A method keeps its name even if a person is called like it.
     assert page.sentences[1].startswith("CALoR lowers this to 23.3 %")
@@ -865,11 +1251,15 @@ def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
 def test_redacting_spares_what_defenses_tell_and_hides_paths(tmp_path):
     names = ["features.6", "public", "Cosine", "Anna Schmidt", *map(str, range(16))]
     starts = {**TRANSFER, "recipe": {"start": "/data/Anna Schmidt/w.safetensors", "model": "cnn"}}
-    run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"start": "public"}}, starts], names=names)
+    run = make_run(
+        tmp_path / "run", [{**BROKEN, "recipe": {"start": "public"}}, starts], names=names
+    )
     out = build_report([run], tmp_path / "report.html", redact=True)
     page, loaded = Page(out), json.loads(out.with_suffix(".json").read_text())
     first, second = (audit["training"] for audit in loaded["runs"][0]["audits"])
-    assert second["facts"] == {"transfer": {"last_frozen_layer": "features.6", "trainable": 345, "frozen": 12000}}
+    assert second["facts"] == {
+        "transfer": {"last_frozen_layer": "features.6", "trainable": 345, "frozen": 12000}
+    }
     assert second["first_stage"] == STAGE
     assert (first["recipe"]["start"], first["recipe"]["schedule"]) == ("public", "cosine")
     assert second["recipe"]["start"] == "/data/person D/w.safetensors"
@@ -896,19 +1286,25 @@ def broken_run(folder: Path, what: str) -> Path:
             path.write_text("[]")
             return run
         case "cut pictures":
-            (run / "pictures.safetensors").write_bytes((run / "pictures.safetensors").read_bytes()[:-100])
+            (run / "pictures.safetensors").write_bytes(
+                (run / "pictures.safetensors").read_bytes()[:-100]
+            )
             return run
         case "binary rows":
             (run / "rows.csv").write_bytes(b"\xff\xfe\x00")
             return run
         case "short rows":
-            (run / "rows.csv").write_text("".join((run / "rows.csv").read_text().splitlines(keepends=True)[:-1]))
+            (run / "rows.csv").write_text(
+                "".join((run / "rows.csv").read_text().splitlines(keepends=True)[:-1])
+            )
             return run
         case "more rows":
             (run / "rows.csv").write_text((run / "rows.csv").read_text() + "calor,person 0,0\n")
             return run
         case "other rows":
-            (run / "rows.csv").write_text((run / "rows.csv").read_text().replace("person 3", "person 300"))
+            (run / "rows.csv").write_text(
+                (run / "rows.csv").read_text().replace("person 3", "person 300")
+            )
             return run
         case "missing picture":
             del pictures["audit.1"]
@@ -952,7 +1348,11 @@ def broken_run(folder: Path, what: str) -> Path:
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
-        ("no run.json", StoreError, r"has no run\.json, so it is not a finished run: give the folder"),
+        (
+            "no run.json",
+            StoreError,
+            r"has no run\.json, so it is not a finished run: give the folder",
+        ),
         ("no rows.csv", StoreError, r"has no rows\.csv"),
         ("no pictures.safetensors", StoreError, r"has no pictures\.safetensors"),
         ("not json", StoreError, r"run\.json is not JSON"),
@@ -965,22 +1365,50 @@ def broken_run(folder: Path, what: str) -> Path:
         ("binary rows", DataError, r"rows\.csv is not a table"),
         ("short rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
         ("more rows", DataError, r"has 41 rows where its run\.json explains 40"),
-        ("other rows", DataError, r"rows\.csv does not belong to its run\.json \(audit 'undefended'\)"),
-        ("nan", DataError, r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number"),
+        (
+            "other rows",
+            DataError,
+            r"rows\.csv does not belong to its run\.json \(audit 'undefended'\)",
+        ),
+        (
+            "nan",
+            DataError,
+            r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number",
+        ),
         ("other score", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
         ("no judge", DataError, r"has no top1_2 for audit 'calor'"),
         ("no controls", DataError, r"has no controls for audit 'calor'"),
-        ("no training", DataError, r"is damaged \(audits\.1\.training: required, and not given\): run again"),
+        (
+            "no training",
+            DataError,
+            r"is damaged \(audits\.1\.training: required, and not given\): run again",
+        ),
         ("endless training", DataError, r"is damaged \(audits\.1\.training\.seconds: "),
         ("no audits", DataError, r"is damaged \(audits: "),
-        ("no case", DataError, r"is damaged \(audits\.1\.case: required, and not given\): run again"),
-        ("no steps", DataError, r"is damaged \(audits\.1\.steps: required, and not given\): run again"),
-        ("no partial", DataError, r"is damaged \(audits\.1\.partial: required, and not given\): run again"),
+        (
+            "no case",
+            DataError,
+            r"is damaged \(audits\.1\.case: required, and not given\): run again",
+        ),
+        (
+            "no steps",
+            DataError,
+            r"is damaged \(audits\.1\.steps: required, and not given\): run again",
+        ),
+        (
+            "no partial",
+            DataError,
+            r"is damaged \(audits\.1\.partial: required, and not given\): run again",
+        ),
         ("steps as text", DataError, r"is damaged \(audits\.1\.steps: "),
         ("fewer than no steps", DataError, r"is damaged \(audits\.1\.steps: "),
         ("endless steps", DataError, r"is damaged \(audits\.1\.steps: "),
         ("case as number", DataError, r"is damaged \(audits\.1\.case: "),
-        ("partial stranger", DataError, r"rows\.csv does not belong to its run\.json \(audit 'calor'\)"),
+        (
+            "partial stranger",
+            DataError,
+            r"rows\.csv does not belong to its run\.json \(audit 'calor'\)",
+        ),
     ],
 )
 def test_damaged_runs_are_refused_in_one_line(tmp_path, what, kind, message):
@@ -996,7 +1424,9 @@ def test_damaged_runs_are_refused_in_one_line(tmp_path, what, kind, message):
 def test_places_that_cannot_hold_a_report_are_refused(tmp_path):
     run = make_run(tmp_path / "run", [BROKEN])
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(StoreError, match=r"missing is not a folder: give the folder of a finished run"):
+    with pytest.raises(
+        StoreError, match=r"missing is not a folder: give the folder of a finished run"
+    ):
         build_report([tmp_path / "missing"], tmp_path / "report.html")
     with pytest.raises(DataError, match="at least one run folder"):
         build_report([], tmp_path / "report.html")
@@ -1026,13 +1456,26 @@ def test_settings_can_be_run_again(tmp_path):
             "defenses": [[], [{"name": "calor", "rank": 3}]],
             "attack.loss": ["ce", "margin"],
             "seed": [0, 1],
-            "case": [{"case": "KED-MI, long", "prior": {"name": "kplus1"}, "attack": {"name": "kedmi", "steps": 9}}, {"case": "GMI"}],
+            "case": [
+                {
+                    "case": "KED-MI, long",
+                    "prior": {"name": "kplus1"},
+                    "attack": {"name": "kedmi", "steps": 9},
+                },
+                {"case": "GMI"},
+            ],
         },
     }
     (tmp_path / "run.toml").write_text(toml(settings), encoding="utf-8")
-    assert tomllib.loads(toml(settings)) == {**settings, "attack": {"name": "gmi", "clamp": float("inf")}}
+    assert tomllib.loads(toml(settings)) == {
+        **settings,
+        "attack": {"name": "gmi", "clamp": float("inf")},
+    }
     assert read_config(tmp_path / "run.toml")["grid"] == settings["grid"]
-    assert tomllib.loads(toml({"a": None, "b": {}, "c": {"d": {"e": 1}}})) == {"b": {}, "c": {"d": {"e": 1}}}
+    assert tomllib.loads(toml({"a": None, "b": {}, "c": {"d": {"e": 1}}})) == {
+        "b": {},
+        "c": {"d": {"e": 1}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -1068,7 +1511,10 @@ def test_marks_stand_where_their_values_are():
 
 
 def test_a_model_audited_with_and_without_a_control_is_spoken_for_by_the_control(tmp_path):
-    runs = [make_run(tmp_path / "a", [{**DEFENDED, "control": None}]), make_run(tmp_path / "b", [DEFENDED])]
+    runs = [
+        make_run(tmp_path / "a", [{**DEFENDED, "control": None}]),
+        make_run(tmp_path / "b", [DEFENDED]),
+    ]
     page = build_report(runs, tmp_path / "report.html").read_text()
     assert "the same attack on an undefended model scores" in page.lower()
 
@@ -1084,7 +1530,11 @@ def test_models_are_compared_on_the_same_people(tmp_path):
 
 # Many attacks
 
-KEDMI, BREPMI, STRAIGHT = {"name": "kedmi"}, {"name": "brepmi"}, {"name": "gmi", "straight_through": True}
+KEDMI, BREPMI, STRAIGHT = (
+    {"name": "kedmi"},
+    {"name": "brepmi"},
+    {"name": "gmi", "straight_through": True},
+)
 MATRIX = "Every attack on every model"
 
 
@@ -1100,7 +1550,10 @@ def crossed(cases: Sequence[str], **told: Any) -> list[dict[str, Any]]:
 
 
 def test_attacks_are_named_as_the_config_or_the_papers_call_them(tmp_path):
-    by_case = [tried("KED-MI", 9, attack=KEDMI), tried("GMI, straight", 9, attack=STRAIGHT, prior="kplus1")]
+    by_case = [
+        tried("KED-MI", 9, attack=KEDMI),
+        tried("GMI, straight", 9, attack=STRAIGHT, prior="kplus1"),
+    ]
     found = study(tmp_path / "case", [*by_case, *({**told, "defenses": CALOR} for told in by_case)])
     assert [entry.label for entry in found.entries] == [
         "undefended · KED-MI", "undefended · GMI, straight", "CALoR · KED-MI", "CALoR · GMI, straight",
@@ -1111,7 +1564,10 @@ def test_attacks_are_named_as_the_config_or_the_papers_call_them(tmp_path):
         f"undefended · {title}" for title in ("GMI", "KED-MI", "LOMMA", "PLG-MI", "BREP-MI", "VMI")
     ]
     other = broken_attack_name(tmp_path / "other")
-    assert [entry.label for entry in group([read_run(other)])[0].entries] == ["undefended · GMI", "undefended · my_attack"]
+    assert [entry.label for entry in group([read_run(other)])[0].entries] == [
+        "undefended · GMI",
+        "undefended · my_attack",
+    ]
 
 
 def broken_attack_name(folder: Path) -> Path:
@@ -1124,18 +1580,30 @@ def broken_attack_name(folder: Path) -> Path:
 
 
 def test_what_a_case_does_not_tell_apart_is_told_by_what_differs(tmp_path):
-    same = [tried("strong", 9), tried("strong", 9, loss="ce"), tried("strong", 9, attack=KEDMI), tried("weak", 9), tried("weak", 9, seed=1)]
+    same = [
+        tried("strong", 9),
+        tried("strong", 9, loss="ce"),
+        tried("strong", 9, attack=KEDMI),
+        tried("weak", 9),
+        tried("weak", 9, seed=1),
+    ]
     assert [entry.label for entry in study(tmp_path, same).entries] == [
         "undefended · strong · GMI · loss=margin", "undefended · strong · GMI · loss=ce", "undefended · strong · KED-MI",
         "undefended · weak · seed=0", "undefended · weak · seed=1",
     ]  # fmt: skip
     # One attack needs no name, and settings that differ keep theirs.
-    assert [entry.label for entry in study(tmp_path / "one", [tried("GMI", 9), {**DEFENDED, "case": "GMI"}]).entries] == [
+    assert [
+        entry.label
+        for entry in study(tmp_path / "one", [tried("GMI", 9), {**DEFENDED, "case": "GMI"}]).entries
+    ] == [
         "undefended",
         "CALoR",
     ]
     losses = study(tmp_path / "losses", [BROKEN, {**BROKEN, "loss": "ce"}])
-    assert [entry.label for entry in losses.entries] == ["undefended · loss=margin", "undefended · loss=ce"]
+    assert [entry.label for entry in losses.entries] == [
+        "undefended · loss=margin",
+        "undefended · loss=ce",
+    ]
 
 
 def test_the_matrix_has_the_numbers_of_the_run_and_marks_the_strongest(tmp_path):
@@ -1155,12 +1623,27 @@ def test_the_matrix_has_the_numbers_of_the_run_and_marks_the_strongest(tmp_path)
         ["prior-only random pictures of the attacks' generators", "5–15 %", "5 %", "5 %"],
         ["GMI", "95 % ★ judge 1: 100 %", "30 % judge 2: 30 % best of 2", "–"],
         ["KED-MI", "60 % judge 2: 70 %", "45 % ★ judge 2: 45 % vacuous", "0 % judge 2: 0 %"],
-        ["strongest", "95 % 85–100 % GMI", "45 % 25–65 % KED-MI", "0 % 0–16.8 % none found anybody"],
+        [
+            "strongest",
+            "95 % 85–100 % GMI",
+            "45 % 25–65 % KED-MI",
+            "0 % 0–16.8 % none found anybody",
+        ],
     ]
     written = json.loads((run / "run.json").read_text())["audits"]
-    strictest = [min(audit["scores"][f"top1_{place}"]["value"] for place in (1, 2)) for audit in written]
-    assert [plain(number(strictest[place], "percent")) for place in (0, 1, 3, 4, 5)] == ["95 %", "60 %", "30 %", "45 %", "0 %"]
-    table = re.search(rf'aria-label="{MATRIX}">\n<table.*?</table>', out.read_text(), re.DOTALL).group()
+    strictest = [
+        min(audit["scores"][f"top1_{place}"]["value"] for place in (1, 2)) for audit in written
+    ]
+    assert [plain(number(strictest[place], "percent")) for place in (0, 1, 3, 4, 5)] == [
+        "95 %",
+        "60 %",
+        "30 %",
+        "45 %",
+        "0 %",
+    ]
+    table = re.search(
+        rf'aria-label="{MATRIX}">\n<table.*?</table>', out.read_text(), re.DOTALL
+    ).group()
     assert re.findall(r'<td class="hollow">.*?45', table) != []
     assert table.count('class="hollow"') == 1
     assert re.findall(r'<b class="share">([\d.]+)', table) == ["95", "45"]
@@ -1178,7 +1661,10 @@ def test_one_attack_or_one_model_needs_no_matrix(tmp_path):
     }.items():
         assert matrix(study(tmp_path / name, audits)) is None
         assert attack_notes(study(tmp_path / name, audits)) == []
-        assert MATRIX not in build_report([tmp_path / name / "run"], tmp_path / f"{name}.html").read_text()
+        assert (
+            MATRIX
+            not in build_report([tmp_path / name / "run"], tmp_path / f"{name}.html").read_text()
+        )
     assert matrix(study(tmp_path / "both", [{**BROKEN, "attack": KEDMI}, DEFENDED])) is not None
 
 
@@ -1197,11 +1683,20 @@ def test_the_matrix_is_said_in_words(tmp_path):
         "Nobody rebuilt from BiDO was recognised by the strictest judge, whatever the attack.",
     ]
     assert all(note in Page(out).text for note in notes)
-    alone = attack_notes(study(tmp_path / "all", [tried("GMI, long", 19), tried("KED-MI", 9), tried("GMI, long", 9, defenses=CALOR)]))
+    alone = attack_notes(
+        study(
+            tmp_path / "all",
+            [tried("GMI, long", 19), tried("KED-MI", 9), tried("GMI, long", 9, defenses=CALOR)],
+        )
+    )
     assert alone == ["“GMI, long” is the strongest attack on all 2 models."]
     one = [tried("GMI", 19), tried("KED-MI", 9), tried("GMI", 9, defenses=CALOR, control=(1, 1))]
-    assert attack_notes(study(tmp_path / "one", one)) == ["GMI is the strongest attack on the one model whose audits are not vacuous."]
-    assert attack_notes(study(tmp_path / "void", [{**told, "control": (1, 1)} for told in one])) == []
+    assert attack_notes(study(tmp_path / "one", one)) == [
+        "GMI is the strongest attack on the one model whose audits are not vacuous."
+    ]
+    assert (
+        attack_notes(study(tmp_path / "void", [{**told, "control": (1, 1)} for told in one])) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -1227,14 +1722,23 @@ def test_the_matrix_is_said_in_words(tmp_path):
         (KEDMI, (9, 9), (9, 12), False, []),
     ],
 )  # fmt: skip
-def test_attacks_that_need_no_honest_gradient_tell_of_masked_ones(tmp_path, attack, bare, defended, vacuous, said):
+def test_attacks_that_need_no_honest_gradient_tell_of_masked_ones(
+    tmp_path, attack, bare, defended, vacuous, said
+):
     control = {"control": (1, 1)} if vacuous else {}
     audits = [
         tried("plain", bare[0]), tried("special", bare[1], attack=attack),
         tried("plain", defended[0], defenses=CALOR, **control), tried("special", defended[1], defenses=CALOR, attack=attack),
     ]  # fmt: skip
-    notes = [plain(note) for note in attack_notes(study(tmp_path, audits)) if "strongest" not in note]
-    assert notes == [note.format("An adaptive or label-only attack exceeds every plain one by more than 10 points") for note in said]
+    notes = [
+        plain(note) for note in attack_notes(study(tmp_path, audits)) if "strongest" not in note
+    ]
+    assert notes == [
+        note.format(
+            "An adaptive or label-only attack exceeds every plain one by more than 10 points"
+        )
+        for note in said
+    ]
 
 
 def test_of_many_audits_the_strongest_and_those_without_a_defense_are_pictured(tmp_path):
@@ -1246,7 +1750,9 @@ def test_of_many_audits_the_strongest_and_those_without_a_defense_are_pictured(t
     assert [row[0].rsplit(" ", 3)[0] for row in rows[2:10]] == shown
     assert len(page.images) == 9 * 20
     pixels = load_file(run / "pictures.safetensors")
-    np.testing.assert_array_equal(page.images[16 * 8], pixels["audit.13"][0, 0].permute(1, 2, 0).numpy())
+    np.testing.assert_array_equal(
+        page.images[16 * 8], pixels["audit.13"][0, 0].permute(1, 2, 0).numpy()
+    )
     assert (
         "Pictures of 8 of 14 audits are here, to keep this page small: the strongest attack on each model, and each attack on undefended."
         in page.text.replace(" .", ".")
@@ -1297,7 +1803,12 @@ def test_up_to_twelve_audits_are_all_pictured(tmp_path):
 def test_a_page_of_many_attacks_stays_small(tmp_path):
     noise = torch.rand(40, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     audits = [
-        tried(f"attack {place}", 10, defenses=[{"name": "calor", "rank": rank + 1}] if rank else [], pictures=noise)
+        tried(
+            f"attack {place}",
+            10,
+            defenses=[{"name": "calor", "rank": rank + 1}] if rank else [],
+            pictures=noise,
+        )
         for rank in range(6)
         for place in range(12)
     ]
@@ -1315,26 +1826,45 @@ def test_warnings_of_many_audits_are_not_listed_one_by_one(tmp_path):
     cases = [f"attack {place}" for place in range(13)]
     found = study(tmp_path, crossed(cases, far=2.0))
     assert list(found.warnings.values()) == ["all 26 audits"]
-    some = [told | ({"far": 2.0} if told.get("defenses") or told["case"] in ("attack 3", "attack 5") else {}) for told in crossed(cases)]
-    assert list(study(tmp_path / "some", some).warnings.values()) == ["undefended · attack 3, undefended · attack 5 and all 13 of CALoR"]
+    some = [
+        told
+        | ({"far": 2.0} if told.get("defenses") or told["case"] in ("attack 3", "attack 5") else {})
+        for told in crossed(cases)
+    ]
+    assert list(study(tmp_path / "some", some).warnings.values()) == [
+        "undefended · attack 3, undefended · attack 5 and all 13 of CALoR"
+    ]
 
 
 def test_searches_that_broke_off_and_their_steps_are_shown(tmp_path):
-    run = make_run(tmp_path / "run", [BROKEN, {**DEFENDED, "partial": [0, 4], "steps": [[100], [120]]}])
+    run = make_run(
+        tmp_path / "run", [BROKEN, {**DEFENDED, "partial": [0, 4], "steps": [[100], [120]]}]
+    )
     page = Page(build_report([run], tmp_path / "report.html"))
-    assert json.loads((run / "run.json").read_text())["audits"][1]["partial"] == ["person 0", "person 4"]
+    assert json.loads((run / "run.json").read_text())["audits"][1]["partial"] == [
+        "person 0",
+        "person 4",
+    ]
     head, _, undefended, defended = page.tables["Private and rebuilt pictures"][:4]
-    assert [name for name, cell in zip(head, defended, strict=True) if "search broke off" in cell] == ["person 0", "person 4"]
+    assert [
+        name for name, cell in zip(head, defended, strict=True) if "search broke off" in cell
+    ] == ["person 0", "person 4"]
     assert "search broke off" not in " ".join(undefended)
     assert sum(values.get("class") == "partial" for _, values in page.tags) == 2
     assert "Dashed frame: the search broke off, so the picture says little" in page.text
     assert "partial: the search broke off for 2 of 20 people" in page.text
-    assert [row[-2] for row in page.tables["Scores of each audit"]] == ["queries", "31 200", "31 200 110 steps"]
+    assert [row[-2] for row in page.tables["Scores of each audit"]] == [
+        "queries",
+        "31 200",
+        "31 200 110 steps",
+    ]
     assert (
         "Queries are pictures the attack shows to the model, without those a prior was fitted with, steps the mean of the searches."
         in page.text.replace(" ,", ",").replace(" .", ".")
     )
-    whole = Page(build_report([make_run(tmp_path / "whole", [BROKEN, DEFENDED])], tmp_path / "whole.html"))
+    whole = Page(
+        build_report([make_run(tmp_path / "whole", [BROKEN, DEFENDED])], tmp_path / "whole.html")
+    )
     assert "broke off" not in whole.text
     assert "steps the mean" not in whole.text
 
@@ -1343,7 +1873,10 @@ def test_searches_that_broke_off_and_their_steps_are_shown(tmp_path):
     ("attack", "kinds"),
     [
         ({"name": "gmi", "samples": 2}, ["CE", "adaptive"]),
-        ({"name": "gmi", "straight_through": True, "loss": "margin"}, ["margin or logit", "adaptive"]),
+        (
+            {"name": "gmi", "straight_through": True, "loss": "margin"},
+            ["margin or logit", "adaptive"],
+        ),
         ({"name": "gmi", "loss": "aim"}, ["adaptive"]),
         ({"name": "gmi", "samples": 1}, ["CE"]),
         ({"name": "brepmi"}, ["label-only"]),
@@ -1364,12 +1897,24 @@ def test_kinds_of_attack(tmp_path, attack, kinds):
 
 def test_redacting_hides_who_broke_off_and_names_in_cases(tmp_path):
     names = ["Anna Schmidt", "Bo", "7", *(f"Zoe_{place}" for place in range(17))]
-    audits = [tried("for Zoe_3", 9, partial=[0, 1, 2]), tried("KED-MI", 9), tried("for Zoe_3", 9, defenses=CALOR, partial=[5])]
+    audits = [
+        tried("for Zoe_3", 9, partial=[0, 1, 2]),
+        tried("KED-MI", 9),
+        tried("for Zoe_3", 9, defenses=CALOR, partial=[5]),
+    ]
     run = make_run(tmp_path / "run", audits, names=names)
     out = build_report([run], tmp_path / "report.html", redact=True)
     page, loaded = Page(out), json.loads(out.with_suffix(".json").read_text())["runs"][0]
-    assert [audit["partial"] for audit in loaded["audits"]] == [["person A", "person B", "person C"], [], ["person F"]]
-    assert [audit["case"] for audit in loaded["audits"]] == ["for person G", "KED-MI", "for person G"]
+    assert [audit["partial"] for audit in loaded["audits"]] == [
+        ["person A", "person B", "person C"],
+        [],
+        ["person F"],
+    ]
+    assert [audit["case"] for audit in loaded["audits"]] == [
+        "for person G",
+        "KED-MI",
+        "for person G",
+    ]
     assert [row[0] for row in page.tables[MATRIX][2:4]] == ["for person G", "KED-MI"]
     assert sum(values.get("class") == "partial" for _, values in page.tags) == 4
     for name in ("Anna", "Schmidt", "Zoe"):
@@ -1378,7 +1923,9 @@ def test_redacting_hides_who_broke_off_and_names_in_cases(tmp_path):
 
 def test_hostile_cases_are_text(tmp_path):
     evil = '<script>alert(1)</script>&" onload="x'
-    run = make_run(tmp_path / "run", [tried(evil, 9), tried("{{ 1 }}", 8), tried(evil, 7, defenses=CALOR)])
+    run = make_run(
+        tmp_path / "run", [tried(evil, 9), tried("{{ 1 }}", 8), tried(evil, 7, defenses=CALOR)]
+    )
     page = Page(build_report([run], tmp_path / "report.html"))
     assert not [tag for tag, values in page.tags if tag == "script" or "onload" in values]
     assert [row[0] for row in page.tables[MATRIX][2:4]] == [evil, "{{ 1 }}"]

@@ -3,25 +3,36 @@
 import pytest
 import torch
 
-from frostglass.attacks.dice import Dice, filled
-from frostglass.attacks.search import CHECK_EVERY, Pace, descend
-from frostglass.objective import logit
+from frostglass.attacks._search.row_rng import RowRng
+from frostglass.attacks._search.search import CHECK_EVERY, OptimizerSettings, descend
+from frostglass.core.objective import logit
+from frostglass.runtime.batching import padded_rows
 from worlds import linear_world
 
 
-def searched(start, objective, pace, labels=None, lanes=1):
-    """`objective(state)` alone, where labels, dice and confidence do not matter."""
+def searched(start, objective, pace, labels=None, batch_multiple=1):
+    """`objective(state)` alone, where labels, rng and confidence do not matter."""
     labels = torch.zeros(len(start), dtype=torch.long) if labels is None else labels
-    dice = Dice.of(0, "tests", labels, torch.arange(len(start)))
+    rng = RowRng.of(0, "tests", labels, torch.arange(len(start)))
     view = linear_world()[0].view(["gradients"])
-    return descend(view, start, labels, dice, lambda z, y, d: (objective(z), torch.zeros(len(z))), pace, lanes=lanes)
+    return descend(
+        view,
+        start,
+        labels,
+        rng,
+        lambda z, y, d: (objective(z), torch.zeros(len(z))),
+        pace,
+        batch_multiple=batch_multiple,
+    )
 
 
 @pytest.mark.parametrize("rule", ["nesterov", "momentum"])
 def test_the_rules_are_the_published_recursions(rule):
     scale = torch.tensor([0.5, 2.0, 3.0], dtype=torch.double)
     start = torch.tensor([[1.0, -2.0, 0.3]], dtype=torch.double)
-    found = searched(start, lambda z: 0.5 * (scale * z**2).sum(1), Pace(25, 0.05, rule, 0.9))
+    found = searched(
+        start, lambda z: 0.5 * (scale * z**2).sum(1), OptimizerSettings(25, 0.05, rule, 0.9)
+    )
     z, v = start.clone(), torch.zeros_like(start)
     for _ in range(25):
         old, v = v, 0.9 * v - 0.05 * scale * z
@@ -32,8 +43,10 @@ def test_the_rules_are_the_published_recursions(rule):
 
 
 def test_projection_holds_after_every_step():
-    pace = Pace(40, 0.5, "nesterov", project=lambda z, start: z.clamp(-1, 1))
-    assert torch.equal(searched(torch.zeros(2, 3), lambda z: -z.sum(1), pace).state, torch.ones(2, 3))
+    pace = OptimizerSettings(40, 0.5, "nesterov", project=lambda z, start: z.clamp(-1, 1))
+    assert torch.equal(
+        searched(torch.zeros(2, 3), lambda z: -z.sum(1), pace).state, torch.ones(2, 3)
+    )
 
 
 def test_closed_form_world_reaches_the_known_optimum():
@@ -41,12 +54,12 @@ def test_closed_form_world_reaches_the_known_optimum():
     target, prior = linear_world()
     view, labels = target.view(["gradients"]), torch.tensor([0, 1, 2])
 
-    def objective(z, y, dice):
+    def objective(z, y, rng):
         return logit(view.logits(prior.images(z)), y), torch.zeros(len(z))
 
-    dice = Dice.of(0, "tests", labels, torch.zeros(3, dtype=torch.long))
-    pace = Pace(60, 0.1, "adam", project=lambda z, start: z.clamp(-1, 1))
-    found = descend(view, torch.zeros(3, 5, dtype=torch.double), labels, dice, objective, pace)
+    rng = RowRng.of(0, "tests", labels, torch.zeros(3, dtype=torch.long))
+    pace = OptimizerSettings(60, 0.1, "adam", project=lambda z, start: z.clamp(-1, 1))
+    found = descend(view, torch.zeros(3, 5, dtype=torch.double), labels, rng, objective, pace)
     assert torch.equal(found.state, target.module[1].weight.sign())
     assert view.queries == 3 * 60  # rows that fill a batch up are not counted
 
@@ -54,38 +67,50 @@ def test_closed_form_world_reaches_the_known_optimum():
 def confident(rates, noise=0.0):
     """Rows z with loss (z - 1)²; the confidence of row i moves by rates[i] a step while z is short of 1."""
 
-    def objective(z, y, dice):
+    def objective(z, y, rng):
         sure = (z[:, 0].detach() * rates[y]).clamp(0, 1)
-        return ((z - 1 + noise * dice.normal(z.shape[1])) ** 2).sum(1), sure
+        return ((z - 1 + noise * rng.normal(z.shape[1])) ** 2).sum(1), sure
 
     return objective
 
 
-def run(labels, pace, noise=0.3, rates=(1.0, 0.5, 0.0, 1.0), lanes=4):
+def run(labels, pace, noise=0.3, rates=(1.0, 0.5, 0.0, 1.0), batch_multiple=4):
     labels = torch.tensor(labels)
-    dice = Dice.of(3, "tests", labels, torch.zeros_like(labels))
+    rng = RowRng.of(3, "tests", labels, torch.zeros_like(labels))
     view = linear_world()[0].view(["gradients"])
     start = -0.2 * labels[:, None].double() * torch.ones(3, dtype=torch.double)
-    return descend(view, start, labels, dice, confident(torch.tensor(rates), noise), pace, lanes=lanes)
+    return descend(
+        view,
+        start,
+        labels,
+        rng,
+        confident(torch.tensor(rates), noise),
+        pace,
+        batch_multiple=batch_multiple,
+    )
 
 
 def test_a_row_leaves_once_its_confidence_has_been_flat():
-    found = run([0, 1, 2, 3], Pace(400, 0.05, "adam", patience=15, flat=0.01), noise=0.0)
+    found = run(
+        [0, 1, 2, 3], OptimizerSettings(400, 0.05, "adam", patience=15, flat=0.01), noise=0.0
+    )
     assert found.whole.all()
-    assert found.steps[2] == 400  # never convinces the target: a confidence of 0 is flat too, and no reason to stop
+    assert (
+        found.steps[2] == 400
+    )  # never convinces the target: a confidence of 0 is flat too, and no reason to stop
     assert 20 < found.steps[0] < 200
     assert (found.steps % CHECK_EVERY == 0).all()
     assert (found.state[[0, 1, 3]] - 1).abs().max() < 0.15
 
 
 def test_without_patience_nobody_leaves():
-    assert run([0, 1, 2, 3], Pace(47, 0.05)).steps.tolist() == [47] * 4
+    assert run([0, 1, 2, 3], OptimizerSettings(47, 0.05)).steps.tolist() == [47] * 4
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "nesterov", "momentum"])
 def test_who_leaves_changes_nothing_for_those_who_stay(optimizer):
     """Optimiser memory and random numbers stay with their row, whoever goes."""
-    pace = Pace(200, 0.02, optimizer, patience=15, flat=0.05)
+    pace = OptimizerSettings(200, 0.02, optimizer, patience=15, flat=0.05)
     whole = run([0, 1, 2, 3], pace)
     assert len(set(whole.steps.tolist())) > 1
     for labels in ([1], [3, 1], [2, 3]):
@@ -98,13 +123,21 @@ def test_who_leaves_changes_nothing_for_those_who_stay(optimizer):
 def test_a_loss_that_is_not_finite_ends_one_row_with_what_it_had():
     labels = torch.tensor([0, 1])
 
-    def objective(z, y, dice):
+    def objective(z, y, rng):
         cliff = torch.where((y == 1) & (z[:, 0] > 0.5), torch.nan, 1.0)
         return ((z - 1) ** 2).sum(1) * cliff, torch.zeros(len(z))
 
     view = linear_world()[0].view(["gradients"])
-    dice = Dice.of(0, "tests", labels, labels)
-    found = descend(view, torch.zeros(2, 1), labels, dice, objective, Pace(100, 0.02), lanes=1)
+    rng = RowRng.of(0, "tests", labels, labels)
+    found = descend(
+        view,
+        torch.zeros(2, 1),
+        labels,
+        rng,
+        objective,
+        OptimizerSettings(100, 0.02),
+        batch_multiple=1,
+    )
     assert found.whole.tolist() == [True, False]
     assert found.steps[0] == 100
     assert found.steps[1] < 100
@@ -114,22 +147,22 @@ def test_a_loss_that_is_not_finite_ends_one_row_with_what_it_had():
 
 
 def test_filling():
-    assert filled(3, 4).tolist() == [0, 1, 2, 2]
-    assert filled(4, 4).tolist() == [0, 1, 2, 3]
-    assert len(filled(17)) == 32
+    assert padded_rows(3, 4).tolist() == [0, 1, 2, 2]
+    assert padded_rows(4, 4).tolist() == [0, 1, 2, 3]
+    assert len(padded_rows(17)) == 32
 
 
 def test_dice_belong_to_the_row_and_filling_repeats():
     labels, draws = torch.tensor([4, 7, 4]), torch.tensor([0, 0, 1])
-    rolled = Dice.of(1, "x", labels, draws).at([0, 1, 2], 4)
+    rolled = RowRng.of(1, "x", labels, draws).at([0, 1, 2], 4)
     first, second = rolled.normal(2, 3), rolled.normal(2, 3)
     assert first.shape == (4, 2, 3)
     assert torch.equal(first[2], first[3])
     assert not torch.equal(first[0], first[2])
     assert not torch.equal(first, second)
-    alone = Dice.of(1, "x", labels[1:2], draws[1:2]).at([0], 1)
+    alone = RowRng.of(1, "x", labels[1:2], draws[1:2]).at([0], 1)
     assert torch.equal(alone.normal(2, 3)[0], first[1])
     assert torch.equal(alone.normal(2, 3)[0], second[1])
-    uniform = Dice.of(1, "x", labels, draws).uniform(1000)
+    uniform = RowRng.of(1, "x", labels, draws).uniform(1000)
     assert 0 <= uniform.min() < 0.01
     assert 0.99 < uniform.max() < 1

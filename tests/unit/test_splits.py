@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from frostglass.core.errors import ConfigError, DataError, StoreError
+from frostglass.core.types import Images, Split
+from frostglass.data._images import fingerprints
+from frostglass.data._splits import PARTS, check_split, load_split, make_split, save_split
 from frostglass.data.digits import Digits
 from frostglass.data.faces import Faces
 from frostglass.data.folder import Folder
-from frostglass.data.images import fingerprints
 from frostglass.data.mnist import Mnist
-from frostglass.data.splits import PARTS, check_split, load_split, make_split, save_split
-from frostglass.errors import ConfigError, DataError, StoreError
-from frostglass.types import Images, Split
 
 
 def some_images(names, counts, seed=0, attributes=False):
@@ -48,7 +48,10 @@ class Fixed:
 
 
 def fixed(names=("ann", "bob", "cy"), counts=(10, 20, 3), public=("dee", "eve"), attributes=False):
-    return Fixed(some_images(names, counts, 1, attributes), some_images(public, (6,) * len(public), 2, attributes))
+    return Fixed(
+        some_images(names, counts, 1, attributes),
+        some_images(public, (6,) * len(public), 2, attributes),
+    )
 
 
 def with_picture(images, row, pixels):
@@ -60,7 +63,10 @@ def with_picture(images, row, pixels):
 
 def sources_of(split, name):
     label = split.classes.index(name)
-    return [tuple(part.sources[row] for row in (part.labels == label).nonzero()) for part in (split.train, split.validation, split.test)]
+    return [
+        tuple(part.sources[row] for row in (part.labels == label).nonzero())
+        for part in (split.train, split.validation, split.test)
+    ]
 
 
 # making
@@ -70,10 +76,17 @@ def test_sizes_and_completeness():
     data = fixed()
     split = make_split(data, seed=0)
     count = {name: [int(n) for n in torch.bincount(getattr(split, name).labels)] for name in PARTS}
-    assert count == {"train": [7, 14, 1], "validation": [1, 2, 1], "test": [2, 4, 1], "public": [6, 6]}
+    assert count == {
+        "train": [7, 14, 1],
+        "validation": [1, 2, 1],
+        "test": [2, 4, 1],
+        "public": [6, 6],
+    }
     assert split.classes == ("ann", "bob", "cy")
     assert split.validation.names == split.test.names == split.classes
-    assert sorted(split.train.sources + split.validation.sources + split.test.sources) == sorted(data.private.sources)
+    assert sorted(split.train.sources + split.validation.sources + split.test.sources) == sorted(
+        data.private.sources
+    )
     for part in (split.train, split.validation, split.test):
         assert list(part.sources) == sorted(part.sources, key=data.private.sources.index)
         for row in range(len(part)):
@@ -106,36 +119,50 @@ def test_identities_are_shuffled_apart():
     assert sources_of(split, "ann") != sources_of(split, "bob")
 
 
-@pytest.mark.parametrize(("test", "validation"), [(0.01, 0.01), (0.9, 0.05), (0.05, 0.9), (0.5, 0.49)])
+@pytest.mark.parametrize(
+    ("test", "validation"), [(0.01, 0.01), (0.9, 0.05), (0.05, 0.9), (0.5, 0.49)]
+)
 def test_every_identity_is_in_every_part_at_any_fraction(test, validation):
-    split = make_split(fixed(counts=(3, 4, 5)), test_fraction=test, validation_fraction=validation, seed=0)
+    split = make_split(
+        fixed(counts=(3, 4, 5)), test_fraction=test, validation_fraction=validation, seed=0
+    )
     for part in (split.train, split.validation, split.test):
         assert torch.bincount(part.labels, minlength=3).min() >= 1
 
 
-@pytest.mark.parametrize(("test", "validation"), [(0, 0.1), (0.1, 0), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1)])
+@pytest.mark.parametrize(
+    ("test", "validation"), [(0, 0.1), (0.1, 0), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1)]
+)
 def test_impossible_fractions_are_refused(test, validation):
-    with pytest.raises(ConfigError, match=r"test_fraction .* and validation_fraction .* must be above 0 and together below 1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"test_fraction .* and validation_fraction .* must be above 0 and together below 1",
+    ):
         make_split(fixed(), test_fraction=test, validation_fraction=validation, seed=0)
 
 
 def test_identities_with_too_few_pictures_are_named():
     with pytest.raises(
-        DataError, match=r"2 private identities have fewer than 3 different pictures, .*: ann \(1\), cy \(2\); add pictures or leave"
+        DataError,
+        match=r"2 private identities have fewer than 3 different pictures, .*: ann \(1\), cy \(2\); add pictures or leave",
     ):
         make_split(fixed(counts=(1, 20, 2)), seed=0)
 
 
 def test_repeats_within_an_identity_are_dropped_and_counted():
     data = fixed()
-    private = with_picture(with_picture(data.private, 4, data.private.pixels[3]), 5, data.private.pixels[3])
+    private = with_picture(
+        with_picture(data.private, 4, data.private.pixels[3]), 5, data.private.pixels[3]
+    )
     public = with_picture(data.public, 1, data.public.pixels[0])
     split = make_split(Fixed(private, public), seed=0)
     assert split.manifest["repeats_dropped"] == {"private": 2, "public": 1}
     assert len(split.train) + len(split.validation) + len(split.test) == len(data.private) - 2
     assert split.public.sources == (data.public.sources[0], *data.public.sources[2:])
     with pytest.raises(DataError, match=r"fewer than 3 different pictures, .*: cy \(2\)"):
-        make_split(replace(data, private=with_picture(data.private, 31, data.private.pixels[32])), seed=0)
+        make_split(
+            replace(data, private=with_picture(data.private, 31, data.private.pixels[32])), seed=0
+        )
 
 
 def test_attributes_travel_with_their_pictures():
@@ -143,7 +170,9 @@ def test_attributes_travel_with_their_pictures():
     split = make_split(data, seed=0)
     assert split.test.attribute_names == ("hat", "beard")
     for row, source in enumerate(split.test.sources):
-        assert torch.equal(split.test.attributes[row], data.private.attributes[data.private.sources.index(source)])
+        assert torch.equal(
+            split.test.attributes[row], data.private.attributes[data.private.sources.index(source)]
+        )
 
 
 def test_manifest_is_plain_and_sensitive_to_content():
@@ -156,14 +185,18 @@ def test_manifest_is_plain_and_sensitive_to_content():
     assert manifest["parts"]["train"]["identities"] == 3
     hashes = [facts["sha256"] for facts in manifest["parts"].values()]
     assert len(set(hashes)) == 4
-    one_level = data.public.pixels[0] ^ torch.zeros_like(data.public.pixels[0]).index_fill_(0, torch.tensor([0]), 1)
+    one_level = data.public.pixels[0] ^ torch.zeros_like(data.public.pixels[0]).index_fill_(
+        0, torch.tensor([0]), 1
+    )
     renamed = replace(data.public, names=("dee", "eva"))
     relabelled = replace(data.public, labels=data.public.labels.flip(0))
     for public in (with_picture(data.public, 0, one_level), renamed, relabelled):
         changed = make_split(replace(data, public=public), seed=3).manifest["parts"]
         assert changed["public"]["sha256"] != hashes[3]
         assert changed["train"] == manifest["parts"]["train"]
-    moved = replace(data.public, sources=tuple(f"elsewhere/{source}" for source in data.public.sources))
+    moved = replace(
+        data.public, sources=tuple(f"elsewhere/{source}" for source in data.public.sources)
+    )
     assert make_split(replace(data, public=moved), seed=3).manifest == manifest
 
 
@@ -177,7 +210,9 @@ MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's files are not at ../shared/data/mnist beside the repository")
+@pytest.mark.skipif(
+    not MNIST.is_dir(), reason="MNIST's files are not at ../shared/data/mnist beside the repository"
+)
 def test_mnist_makes_a_split_without_alarm():
     split = make_split(Mnist(root=MNIST), seed=0)
     assert sum(len(getattr(split, part)) for part in PARTS) == 60_000
@@ -195,14 +230,21 @@ def test_thousands_of_faces_make_a_split_without_alarm():
 
 
 def test_overlapping_identities_are_refused_whatever_their_case():
-    with pytest.raises(DataError, match=r"1 identities are both private and public: Bob; keep each on one side"):
+    with pytest.raises(
+        DataError, match=r"1 identities are both private and public: Bob; keep each on one side"
+    ):
         make_split(fixed(names=("ann", "Bob", "cy"), public=("bOB", "eve")), seed=0)
     with pytest.raises(DataError, match="1 identities are both private and public"):
-        make_split(fixed(names=("Zoe\u0301", "bob", "cy"), public=("zo\u00e9", "eve")), seed=0)  # accent as a letter of its own
+        make_split(
+            fixed(names=("Zoe\u0301", "bob", "cy"), public=("zo\u00e9", "eve")), seed=0
+        )  # accent as a letter of its own
 
 
 def test_names_that_differ_in_case_only_are_refused():
-    with pytest.raises(DataError, match=r"2 private identities have names that differ at most in case: ann, Ann; merge or rename them"):
+    with pytest.raises(
+        DataError,
+        match=r"2 private identities have names that differ at most in case: ann, Ann; merge or rename them",
+    ):
         make_split(fixed(names=("ann", "bob", "Ann")), seed=0)
 
 
@@ -210,7 +252,8 @@ def test_the_same_picture_private_and_public():
     data = fixed()
     private = with_picture(data.private, 12, data.public.pixels[7])
     with pytest.raises(
-        DataError, match=r"^1 pictures are both private and public: \w+ bob/12\.png = public eve/7\.png; remove them from one side$"
+        DataError,
+        match=r"^1 pictures are both private and public: \w+ bob/12\.png = public eve/7\.png; remove them from one side$",
     ):
         make_split(replace(data, private=private), seed=0)
 
@@ -220,7 +263,10 @@ def test_the_same_picture_under_two_names(side):
     data = fixed()
     table = getattr(data, side)
     table = with_picture(table, 0, table.pixels[-1])
-    with pytest.raises(DataError, match=r"^1 pictures appear under two names: \w+ \w+/\d+\.png = \w+ \w+/\d+\.png; keep each"):
+    with pytest.raises(
+        DataError,
+        match=r"^1 pictures appear under two names: \w+ \w+/\d+\.png = \w+ \w+/\d+\.png; keep each",
+    ):
         make_split(replace(data, **{side: table}), seed=0)
 
 
@@ -228,7 +274,8 @@ def test_a_picture_in_train_and_test():
     split = make_split(fixed(), seed=0)
     copied = replace(split, test=with_picture(split.test, 0, split.train.pixels[0]))
     with pytest.raises(
-        DataError, match=r"^1 pictures leak from one private part into another: train ann/\d+\.png = test ann/\d+\.png; keep one copy"
+        DataError,
+        match=r"^1 pictures leak from one private part into another: train ann/\d+\.png = test ann/\d+\.png; keep one copy",
     ):
         check_split(copied)
 
@@ -238,14 +285,17 @@ def test_near_copies_between_private_and_public():
     stream = io.BytesIO()
     original = Image.fromarray(data.private.pixels[11].permute(1, 2, 0).numpy())
     original.resize((64, 64), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=75)
-    copy = torch.from_numpy(np.array(Image.open(stream).resize((16, 16), Image.Resampling.BILINEAR))).permute(2, 0, 1)
+    copy = torch.from_numpy(
+        np.array(Image.open(stream).resize((16, 16), Image.Resampling.BILINEAR))
+    ).permute(2, 0, 1)
     assert not torch.equal(copy, data.private.pixels[11])
     public = with_picture(data.public, 3, copy)
     with pytest.raises(
-        DataError, match=r"^1 private pictures are nearly the same as a public one: \w+ bob/11\.png = public dee/3\.png; remove"
+        DataError,
+        match=r"^1 private pictures are nearly the same as a public one: \w+ bob/11\.png = public dee/3\.png; remove",
     ):
         make_split(replace(data, public=public), seed=0)
-    # Within the private side near copies are allowed: two photos of one moment are.
+    # Within the private side near copies are allowed: two photos of one progress are.
     private = with_picture(data.private, 12, copy)
     make_split(replace(data, private=private), seed=0)
 
@@ -274,28 +324,43 @@ def test_public_pictures_without_identities():
     split = make_split(replace(data, public=with_picture(unnamed, 0, unnamed.pixels[11])), seed=0)
     assert split.public.labels.unique().tolist() == [-1]
     assert split.manifest["repeats_dropped"]["public"] == 1
-    with pytest.raises(DataError, match="public labels that name nobody: -1; 2 identities are named"):
+    with pytest.raises(
+        DataError, match="public labels that name nobody: -1; 2 identities are named"
+    ):
         make_split(replace(data, public=replace(unnamed, names=("dee", "eve"))), seed=0)
 
 
 def test_tables_that_break_the_contract_are_refused():
     data = fixed()
-    with pytest.raises(DataError, match="private labels that name nobody: 2; 2 identities are named"):
+    with pytest.raises(
+        DataError, match="private labels that name nobody: 2; 2 identities are named"
+    ):
         make_split(replace(data, private=replace(data.private, names=("ann", "bob"))), seed=0)
     with pytest.raises(DataError, match="private identities: 0; a classifier needs at least 2"):
-        make_split(replace(data, private=replace(data.private, names=(), labels=torch.full((33,), -1))), seed=0)
-    with pytest.raises(DataError, match="no public pictures: an attacker's prior is learned from them"):
+        make_split(
+            replace(data, private=replace(data.private, names=(), labels=torch.full((33,), -1))),
+            seed=0,
+        )
+    with pytest.raises(
+        DataError, match="no public pictures: an attacker's prior is learned from them"
+    ):
         make_split(replace(data, public=data.public.at(torch.tensor([], dtype=torch.long))), seed=0)
     with pytest.raises(DataError, match="the parts hold pictures of different shapes"):
-        make_split(replace(data, public=replace(data.public, pixels=data.public.pixels[:, :1])), seed=0)
+        make_split(
+            replace(data, public=replace(data.public, pixels=data.public.pixels[:, :1])), seed=0
+        )
 
 
 def test_parts_that_do_not_fit_together_are_refused():
     split = make_split(fixed(), seed=0)
     with pytest.raises(DataError, match="train, validation and test name different identities"):
         check_split(replace(split, test=replace(split.test, names=("ann", "cy", "bob"))))
-    with pytest.raises(DataError, match="test has no picture of ann: every private identity needs one in each part"):
-        check_split(replace(split, test=split.test.at((split.test.labels != 0).nonzero().flatten())))
+    with pytest.raises(
+        DataError, match="test has no picture of ann: every private identity needs one in each part"
+    ):
+        check_split(
+            replace(split, test=split.test.at((split.test.labels != 0).nonzero().flatten()))
+        )
 
 
 # a folder of files, from disk to split
@@ -317,12 +382,18 @@ def test_folder_to_split(tmp_path):
     assert [len(getattr(split, part)) for part in PARTS] == [6, 3, 3, 12]
 
     save("public/q1/copy.jpg", 12, size=200)  # private p1/2 again, larger and re-encoded
-    with pytest.raises(DataError, match=r"1 private pictures are nearly the same as a public one: \w+ p1/2\.png = public q1/copy\.jpg"):
+    with pytest.raises(
+        DataError,
+        match=r"1 private pictures are nearly the same as a public one: \w+ p1/2\.png = public q1/copy\.jpg",
+    ):
         make_split(data, seed=0)
     (tmp_path / "public/q1/copy.jpg").unlink()
 
     save("private/single/0.png", 500)
-    with pytest.raises(DataError, match=r"1 private identities have fewer than 3 different pictures, .*: single \(1\)"):
+    with pytest.raises(
+        DataError,
+        match=r"1 private identities have fewer than 3 different pictures, .*: single \(1\)",
+    ):
         make_split(data, seed=0)
 
 
@@ -346,7 +417,11 @@ def test_round_trip(saved):
         assert torch.equal(ours.pixels, theirs.pixels)
         assert torch.equal(ours.labels, theirs.labels)
         assert torch.equal(ours.attributes, theirs.attributes)
-        assert (ours.names, ours.sources, ours.attribute_names) == (theirs.names, theirs.sources, theirs.attribute_names)
+        assert (ours.names, ours.sources, ours.attribute_names) == (
+            theirs.names,
+            theirs.sources,
+            theirs.attribute_names,
+        )
     assert sorted(path.name for path in folder.iterdir()) == ["split.json", "split.safetensors"]
 
 
@@ -375,13 +450,20 @@ def rewrite(folder, change):
 def test_changed_files_are_refused(saved):
     _, folder = saved
     rewrite(folder, lambda tensors: tensors["test.pixels"][0].add_(1))
-    with pytest.raises(StoreError, match=r"is not that of its manifest \(test\): its files changed, make it again"):
+    with pytest.raises(
+        StoreError, match=r"is not that of its manifest \(test\): its files changed, make it again"
+    ):
         load_split(folder)
 
 
 def test_swapped_labels_are_refused(saved):
     _, folder = saved
-    rewrite(folder, lambda tensors: tensors.update({"train.labels": tensors["train.labels"].flip(0).contiguous()}))
+    rewrite(
+        folder,
+        lambda tensors: tensors.update(
+            {"train.labels": tensors["train.labels"].flip(0).contiguous()}
+        ),
+    )
     with pytest.raises(StoreError, match=r"manifest \(train\)"):
         load_split(folder)
 
@@ -395,7 +477,9 @@ def test_missing_and_unknown_tensors_are_refused(saved):
     with pytest.raises(StoreError, match=r"manifest \(public\)"):
         load_split(folder)
     rewrite(folder, lambda tensors: tensors.pop("public.pixels"))
-    with pytest.raises(StoreError, match=r"no usable split in .* \('public\.pixels'\): make it again"):
+    with pytest.raises(
+        StoreError, match=r"no usable split in .* \('public\.pixels'\): make it again"
+    ):
         load_split(folder)
 
 

@@ -21,14 +21,21 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from frostglass import files as files_module
-from frostglass.errors import DataError, RunError, StoreError
-from frostglass.experiments import lease as lease_module
-from frostglass.experiments import store as store_module
-from frostglass.experiments.lease import Lease, LeaseLost, owner_of
-from frostglass.experiments.store import Event, Step, Store
-from frostglass.files import Work, read_json, read_tensors, write_bytes, write_json, write_tensors
-from frostglass.types import Images, Split, Target
+from frostglass.core.errors import DataError, RunError, StoreError
+from frostglass.core.types import Images, Split, Target
+from frostglass.store import files as files_module
+from frostglass.store import lease as lease_module
+from frostglass.store import store as store_module
+from frostglass.store.files import (
+    Work,
+    read_json,
+    read_tensors,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
+from frostglass.store.lease import Lease, LeaseLost, owner_of
+from frostglass.store.store import Event, Step, Store
 from killing import run, tree
 
 
@@ -90,7 +97,9 @@ def store(tmp_path):
 def test_the_key_is_the_hash_of_canonical_json(store):
     given = Product(torch.zeros(1), key="abc")
     text = '{"config":{"a":null,"b":[1,0.1,true,"x"]},"inputs":["abc",{"also":["abc"]}],"seed":7,"step":"target","version":2}'
-    key = store.key(step(version=2), {"b": (1, 0.1, True, "x"), "a": None}, given, {"also": [given]}, seed=7)
+    key = store.key(
+        step(version=2), {"b": (1, 0.1, True, "x"), "a": None}, given, {"also": [given]}, seed=7
+    )
     assert key == hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -118,7 +127,9 @@ def test_everything_that_makes_a_result_changes_the_key(store):
 
 
 def test_what_does_not_make_a_result_leaves_the_key(store):
-    assert store.key(step(), {"a": 1, "b": 2}, seed=1) == store.key(step(), {"b": 2, "a": 1}, seed=1)
+    assert store.key(step(), {"a": 1, "b": 2}, seed=1) == store.key(
+        step(), {"b": 2, "a": 1}, seed=1
+    )
     assert store.key(step(), (1, 2), seed=1) == store.key(step(), [1, 2], seed=1)
     assert store.key(step(), {"x", "y", "z"}, seed=1) == store.key(step(), frozenset("zyx"), seed=1)
     assert store.key(step(), Size.SMALL, seed=1) == store.key(step(), "small", seed=1)
@@ -143,14 +154,23 @@ def test_two_methods_with_equal_fields_differ_by_their_registered_names(store):
 def test_a_pydantic_model_is_reduced_to_its_fields(store):
     store.step(step(), Training(epochs=5, defenses=(Bido(0.25), Smoothing())), seed=1)
     config = read_json(next(store.root.glob("target/*/manifest.json")))["config"]
-    assert config == {"Training": {"epochs": 5, "rate": 0.1, "defenses": [{"Bido": {"weight": 0.25}}, {"Smoothing": {"weight": 0.5}}]}}
+    assert config == {
+        "Training": {
+            "epochs": 5,
+            "rate": 0.1,
+            "defenses": [{"Bido": {"weight": 0.25}}, {"Smoothing": {"weight": 0.5}}],
+        }
+    }
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (float("nan"), r"target config\.rate\[0\] is NaN"),
-        (torch.zeros(1), r"target config\.rate\[0\] is a Tensor, which is neither plain nor a product"),
+        (
+            torch.zeros(1),
+            r"target config\.rate\[0\] is a Tensor, which is neither plain nor a product",
+        ),
         (len, r"target config\.rate\[0\] is a builtin_function_or_method"),
         (Bido, r"target config\.rate\[0\] is a type"),
         (numpy.int64(1), r"target config\.rate\[0\] is a int64"),
@@ -164,18 +184,26 @@ def test_a_config_that_cannot_be_part_of_a_key_is_refused(store, value, message)
 
 
 def test_inputs_without_a_key_are_refused(store):
-    with pytest.raises(StoreError, match=r"target input 1\[0\] is a Product without a key.*pass what store.step returned"):
+    with pytest.raises(
+        StoreError,
+        match=r"target input 1\[0\] is a Product without a key.*pass what store.step returned",
+    ):
         store.key(step(), None, "fine", [Product(torch.zeros(1))], seed=1)
-    with pytest.raises(StoreError, match="target input 0 is a Linear, which is neither plain nor a product with a key"):
+    with pytest.raises(
+        StoreError,
+        match="target input 0 is a Linear, which is neither plain nor a product with a key",
+    ):
         store.key(step(), None, nn.Linear(1, 1), seed=1)
     target = Target(nn.Linear(1, 1), ("a",), (1, 1, 1), head="")
-    with pytest.raises(StoreError, match="target input 0 is a View without a key"):
+    with pytest.raises(StoreError, match="target input 0 is a ModelView without a key"):
         store.key(step(), None, target.view(["scores"]), seed=1)
 
 
 def test_a_view_stands_for_its_target_and_its_access(store):
     target = Target(nn.Linear(1, 1), ("a",), (1, 1, 1), head="", key="abc")
-    scores, gradients = (store.key(step(), None, target.view([access]), seed=1) for access in ("scores", "gradients"))
+    scores, gradients = (
+        store.key(step(), None, target.view([access]), seed=1) for access in ("scores", "gradients")
+    )
     assert scores != gradients
 
 
@@ -223,8 +251,12 @@ def test_memory_keeps_a_few_products_only(store):
 
 
 def test_the_product_is_what_was_read_not_what_was_made(store):
-    lossy = step(save=lambda product, folder: write_json(folder / "sum.json", float(product.values.sum())))
-    lossy = dataclasses.replace(lossy, load=lambda folder: Product(torch.tensor(read_json(folder / "sum.json"))))
+    lossy = step(
+        save=lambda product, folder: write_json(folder / "sum.json", float(product.values.sum()))
+    )
+    lossy = dataclasses.replace(
+        lossy, load=lambda folder: Product(torch.tensor(read_json(folder / "sum.json")))
+    )
     assert store.step(lossy, None, seed=0).values == 6.0
 
 
@@ -237,21 +269,55 @@ def test_parts_of_a_product_get_keys_of_their_own(store):
         key: str = ""
 
     pair = Pair(Product(torch.zeros(1)), Product(torch.zeros(1), key="given"))
-    found = store.step(Step("split", 1, lambda config, seed, work: pair, lambda product, folder: None, lambda folder: pair), None, seed=0)
+    found = store.step(
+        Step(
+            "split",
+            1,
+            lambda config, seed, work: pair,
+            lambda product, folder: None,
+            lambda folder: pair,
+        ),
+        None,
+        seed=0,
+    )
     assert (found.private.key, found.given.key, found.note) == (f"{found.key}.private", "given", "")
     store.key(step(), None, found.private, seed=0)
 
 
 def test_a_split_can_be_an_input_as_a_whole_and_in_parts(store):
-    images = Images(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), ("a",), ("a.png",))
+    images = Images(
+        torch.zeros(1, 3, 2, 2, dtype=torch.uint8),
+        torch.zeros(1, dtype=torch.int64),
+        ("a",),
+        ("a.png",),
+    )
     split = Split(images, images, images, images)
-    found = store.step(Step("split", 1, lambda config, seed, work: split, lambda product, folder: None, lambda folder: split), None, seed=0)
-    keys = {store.key(step(), None, part, seed=0) for part in (found, found.train, found.validation, found.test, found.public)}
+    found = store.step(
+        Step(
+            "split",
+            1,
+            lambda config, seed, work: split,
+            lambda product, folder: None,
+            lambda folder: split,
+        ),
+        None,
+        seed=0,
+    )
+    keys = {
+        store.key(step(), None, part, seed=0)
+        for part in (found, found.train, found.validation, found.test, found.public)
+    }
     assert len(keys) == 5
 
 
 def test_a_product_that_is_no_dataclass_is_returned_as_it_is(store):
-    rows = Step("scores", 1, lambda config, seed, work: [1, 2], lambda found, folder: write_json(folder / "rows.json", found), load_rows)
+    rows = Step(
+        "scores",
+        1,
+        lambda config, seed, work: [1, 2],
+        lambda found, folder: write_json(folder / "rows.json", found),
+        load_rows,
+    )
     assert store.step(rows, None, seed=0) == [1, 2]
 
 
@@ -265,14 +331,33 @@ def test_the_manifest_tells_what_made_the_result(store):
     folder = store.root / "target" / product.key
     manifest = read_json(folder / "manifest.json")
     data = (folder / "values.safetensors").read_bytes()
-    assert manifest["files"] == {"values.safetensors": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-    assert (manifest["step"], manifest["version"], manifest["seed"], manifest["key"]) == ("target", 1, 3, product.key)
+    assert manifest["files"] == {
+        "values.safetensors": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    }
+    assert (manifest["step"], manifest["version"], manifest["seed"], manifest["key"]) == (
+        "target",
+        1,
+        3,
+        product.key,
+    )
     assert (manifest["config"], manifest["inputs"]) == ({"rate": 0.5}, ["abc"])
     assert manifest["packages"]["torch"] == torch.__version__
     assert manifest["packages"]["numpy"] == numpy.__version__
     assert set(manifest["packages"]) == {"frostglass", "numpy", "python", "torch"}
     assert manifest["device"]
-    assert set(manifest) == {"key", "step", "version", "config", "inputs", "seed", "packages", "device", "commit", "facts", "files"}
+    assert set(manifest) == {
+        "key",
+        "step",
+        "version",
+        "config",
+        "inputs",
+        "seed",
+        "packages",
+        "device",
+        "commit",
+        "facts",
+        "files",
+    }
     assert manifest["facts"] == {}
     assert set(read_json(folder / "timing.json")) == {"attempts", "seconds", "finished"}
     assert read_json(store.root / "store.json") == {"format": 1}
@@ -294,7 +379,9 @@ def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path, monke
     (git / "refs" / "heads").mkdir(parents=True)
     (git / "HEAD").write_text("ref: refs/heads/main\n")
     assert store_module._commit() is None
-    (git / "packed-refs").write_text(f"# pack-refs\n{'a' * 40} refs/heads/other\n{'b' * 40} refs/heads/main\n")
+    (git / "packed-refs").write_text(
+        f"# pack-refs\n{'a' * 40} refs/heads/other\n{'b' * 40} refs/heads/main\n"
+    )
     assert store_module._commit() == "b" * 40
     (git / "refs" / "heads" / "main").write_text("c" * 40 + "\n")
     assert store_module._commit() == "c" * 40
@@ -303,8 +390,13 @@ def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path, monke
 
 
 def test_a_step_may_not_save_the_stores_own_files(store):
-    with pytest.raises(StoreError, match=r"step 'target' saved a file named manifest.json, which the store writes itself"):
-        store.step(step(save=lambda product, folder: write_json(folder / "manifest.json", 1)), None, seed=0)
+    with pytest.raises(
+        StoreError,
+        match=r"step 'target' saved a file named manifest.json, which the store writes itself",
+    ):
+        store.step(
+            step(save=lambda product, folder: write_json(folder / "manifest.json", 1)), None, seed=0
+        )
 
 
 def test_sub_folders_are_kept_and_checked(store):
@@ -336,7 +428,10 @@ def flip(path: Path) -> None:
 
 def test_a_flipped_bit_is_found(store, finished):
     flip(finished / "values.safetensors")
-    with pytest.raises(StoreError, match=rf"values.safetensors is corrupted.*delete the folder {finished} and run again"):
+    with pytest.raises(
+        StoreError,
+        match=rf"values.safetensors is corrupted.*delete the folder {finished} and run again",
+    ):
         Store(store.root).step(step(), None, seed=0)
 
 
@@ -358,7 +453,11 @@ def test_a_missing_file_is_found(store, finished):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "has no manifest.json"), ("{", "manifest.json is not JSON"), ('{"key": "other"}', "manifest.json does not describe this step")],
+    [
+        (None, "has no manifest.json"),
+        ("{", "manifest.json is not JSON"),
+        ('{"key": "other"}', "manifest.json does not describe this step"),
+    ],
 )
 def test_a_manifest_that_is_not_the_steps_is_found(store, finished, text, message):
     if text is None:
@@ -374,7 +473,10 @@ def test_a_manifest_that_is_not_the_steps_is_found(store, finished, text, messag
 
 def test_a_folder_that_is_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"is not empty and has no store.json \(found thesis.txt\): use another folder or delete it"):
+    with pytest.raises(
+        StoreError,
+        match=r"is not empty and has no store.json \(found thesis.txt\): use another folder or delete it",
+    ):
         Store(tmp_path)
     with pytest.raises(StoreError, match="is a file and a store is a folder: use another path"):
         Store(tmp_path / "thesis.txt")
@@ -384,7 +486,9 @@ def test_a_folder_that_is_something_else_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ['{"format": 2}', '"old"', "[]"])
 def test_another_format_is_refused(tmp_path, content):
     (tmp_path / "store.json").write_text(content)
-    with pytest.raises(StoreError, match=r"is a store of format .*, expected 1: use another folder or delete it"):
+    with pytest.raises(
+        StoreError, match=r"is a store of format .*, expected 1: use another folder or delete it"
+    ):
         Store(tmp_path)
 
 
@@ -411,7 +515,10 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch, code)
     existing.step(step(), None, seed=0)
     monkeypatch.setattr(os, "mkdir", refuse)
     for store in (fresh, existing):
-        with pytest.raises(StoreError, match=f"{store.root} cannot be written .*{os.strerror(code)}.*: use another folder or change"):
+        with pytest.raises(
+            StoreError,
+            match=f"{store.root} cannot be written .*{os.strerror(code)}.*: use another folder or change",
+        ):
             store.step(step(), 1, seed=0)
     Store(tmp_path / "existing").step(step(), None, seed=0)  # reading needs no writing
 
@@ -444,12 +551,15 @@ def test_a_full_disk_says_how_to_go_on_and_keeps_checkpoints(store, monkeypatch,
 
     monkeypatch.setattr(os, "fsync", sync)
     with pytest.raises(
-        RunError, match=r"no space left.*free some and run the same command again: finished steps and checkpoints"
+        RunError,
+        match=r"no space left.*free some and run the same command again: finished steps and checkpoints",
     ) as caught:
         store.step(step(filling), None, seed=0)
     assert caught.value.exit_code == 1
     names = [path.name for path in store.root.rglob("*") if path.is_file()]
-    assert sorted(names) == ["first.safetensors", "store.json", "timing.json"], "no lease and no half-written file stays"
+    assert sorted(names) == ["first.safetensors", "store.json", "timing.json"], (
+        "no lease and no half-written file stays"
+    )
     room[0] = True
     assert store.step(step(filling), None, seed=0).values == 1.0
 
@@ -479,7 +589,11 @@ def test_other_errors_of_the_system_pass(store):
     with pytest.raises(FileNotFoundError, match="no such picture"):
         store.step(step(failing), None, seed=0)
     with pytest.raises(SafetensorError, match="No such file"):
-        store.step(step(save=lambda product, folder: save_directly(product, folder / "absent")), None, seed=0)
+        store.step(
+            step(save=lambda product, folder: save_directly(product, folder / "absent")),
+            None,
+            seed=0,
+        )
     assert not list(store.root.glob("target/*.lease"))
 
 
@@ -511,7 +625,11 @@ def test_leftovers_of_a_killed_attempt_are_not_published(store):
     key = store.key(step(), None, seed=0)
     partial = store.root / "target" / f"{key}.partial"
     store.step(step(), 1, seed=0)
-    for path in ("work/.state.safetensors.00.tmp", "result-dead/values.safetensors", ".timing.json.00.tmp"):
+    for path in (
+        "work/.state.safetensors.00.tmp",
+        "result-dead/values.safetensors",
+        ".timing.json.00.tmp",
+    ):
         (partial / path).parent.mkdir(parents=True, exist_ok=True)
         (partial / path).write_bytes(b"half")
 
@@ -615,7 +733,7 @@ def test_losing_a_lease_is_noticed_and_leaves_the_next_owner_alone(tmp_path):
 
 def test_claims_in_the_making_are_not_swept(tmp_path):
     living = tmp_path / f"x.lease-{lease_module._machine()}~{os.getpid()}~00"
-    living.mkdir()  # made a moment ago, its owner's file not yet
+    living.mkdir()  # made a progress ago, its owner's file not yet
     dead = tmp_path / f"x.lease-{dead_owner()}"
     dead.mkdir()
     with Lease.claim(tmp_path / "x.lease") as lease:
@@ -686,14 +804,25 @@ def test_work_without_a_store(tmp_path):
     assert work.load("state") is None
     generator = torch.Generator().manual_seed(1)
     tied = torch.ones(2)
-    tensors = {"b": tied, "a": tied, "rng": generator.get_state(), "t": torch.arange(6).reshape(2, 3).t(), "none": torch.zeros(0, 3)}
+    tensors = {
+        "b": tied,
+        "a": tied,
+        "rng": generator.get_state(),
+        "t": torch.arange(6).reshape(2, 3).t(),
+        "none": torch.zeros(0, 3),
+    }
     work.save("state", tensors, {"best": float("inf"), "list": [1, None], "done": 3})
     work.save("shard-0001.5", {"x": torch.ones(1, requires_grad=True)})
     assert work.names() == ["shard-0001.5", "state"]
     found, values = work.load("state")
-    assert str(folder) not in Path("/proc/self/maps").read_text(), "a loaded tensor holds on to no file"
+    assert str(folder) not in Path("/proc/self/maps").read_text(), (
+        "a loaded tensor holds on to no file"
+    )
     assert list(found) == sorted(tensors)
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
     assert values == {"best": float("inf"), "list": [1, None], "done": 3}
     work.save("state", {"a": torch.zeros(1)})
     assert work.load("state")[1] == {}
@@ -776,7 +905,9 @@ def test_equal_content_gives_equal_bytes(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, torch.zeros(1)])
 def test_results_hold_finite_plain_values(tmp_path, value):
-    with pytest.raises(StoreError, match=r"cannot write scores.json, which takes plain JSON values"):
+    with pytest.raises(
+        StoreError, match=r"cannot write scores.json, which takes plain JSON values"
+    ):
         write_json(tmp_path / "scores.json", {"accuracy": value})
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Whatever moment a run is killed at, running it again ends with the bytes of an unbroken run, and nothing is left lying about."""
+"""Whatever progress a run is killed at, running it again ends with the bytes of an unbroken run, and nothing is left lying about."""
 
 import os
 import random
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from frostglass.experiments import lease as lease_module
-from frostglass.experiments import store as store_module
-from frostglass.experiments.store import Event, Step, Store
-from frostglass.files import Work, read_json, read_tensors, write_json, write_tensors
-from frostglass.runtime import generator_for
+from frostglass.runtime.seeding import generator_for
+from frostglass.store import lease as lease_module
+from frostglass.store import store as store_module
+from frostglass.store.files import Work, read_json, read_tensors, write_json, write_tensors
+from frostglass.store.store import Event, Step, Store
 from killing import changing, die_before_change, ended, fork, run, run_until_done, tree
 
 
@@ -68,7 +68,11 @@ def walker(log: Path):
                 file.write(f"{os.getpid()} {number}\n")
             time.sleep(config.pause)
             values = values + torch.randn(values.shape, generator=generator)
-            work.save("state", {"values": values, "generator": generator.get_state()}, {"done": number + 1})
+            work.save(
+                "state",
+                {"values": values, "generator": generator.get_state()},
+                {"done": number + 1},
+            )
             work.progress(number + 1, config.steps)
         return Numbers(values)
 
@@ -76,14 +80,20 @@ def walker(log: Path):
 
 
 def summarise(config: None, walked: Numbers, start: Numbers, *, seed: int, work: Work) -> Numbers:
-    return Numbers(torch.stack([(walked.values - start.values).double().mean(), walked.values.double().std()]))
+    return Numbers(
+        torch.stack([(walked.values - start.values).double().mean(), walked.values.double().std()])
+    )
 
 
 def pipeline(root: Path, log: Path, config: Walk, listener=None) -> Numbers:
     store = Store(root, listener)
     start = store.step(Step("split", 1, draw, save_numbers, load_numbers), 20, seed=3)
-    walked = store.step(Step("target", 1, walker(log), save_numbers, load_numbers), config, start, seed=3)
-    return store.step(Step("scores", 1, summarise, save_summary, load_summary), None, walked, start, seed=3)
+    walked = store.step(
+        Step("target", 1, walker(log), save_numbers, load_numbers), config, start, seed=3
+    )
+    return store.step(
+        Step("scores", 1, summarise, save_summary, load_summary), None, walked, start, seed=3
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -101,20 +111,31 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     while kills < 30:
         rounds += 1
         root, log = tmp_path / f"broken{rounds}", tmp_path / f"{rounds}.log"
-        killed = run_until_done(lambda root=root, log=log: pipeline(root, log, config), (moments.uniform(0, 0.1) for _ in range(12)))
+        killed = run_until_done(
+            lambda root=root, log=log: pipeline(root, log, config),
+            (moments.uniform(0, 0.1) for _ in range(12)),
+        )
         assert tree(root) == expected
         walked = len(log.read_text().splitlines())
-        assert config.steps <= walked <= config.steps + killed, "at most the step in hand may be lost to a kill"
+        assert config.steps <= walked <= config.steps + killed, (
+            "at most the step in hand may be lost to a kill"
+        )
         kills += killed
     assert kills >= 30
 
 
-def test_killed_before_every_single_file_operation_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
+def test_killed_before_every_single_file_operation_it_ends_with_the_same_bytes(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         os, "fsync", lambda _: None
     )  # a killed process leaves its unsynced writes to the system: syncing only costs time here
     step = Step("target", 1, walker(tmp_path / "log"), save_numbers, load_numbers)
-    config, start, counts = Walk(steps=2, pause=0.0), Numbers(torch.zeros(4), key="given"), tmp_path / "count"
+    config, start, counts = (
+        Walk(steps=2, pause=0.0),
+        Numbers(torch.zeros(4), key="given"),
+        tmp_path / "count",
+    )
 
     def counted() -> None:
         changes = []
@@ -181,10 +202,16 @@ def test_a_resumed_step_says_so(tmp_path):
 def test_many_processes_make_a_step_once(tmp_path):
     config = Walk(steps=3, pause=0.02)
     for number in range(4):
-        root, log, gate = tmp_path / f"store{number}", tmp_path / f"{number}.log", time.monotonic() + 0.05
+        root, log, gate = (
+            tmp_path / f"store{number}",
+            tmp_path / f"{number}.log",
+            time.monotonic() + 0.05,
+        )
 
         def body(root: Path = root, log: Path = log, gate: float = gate) -> None:
-            time.sleep(max(0, gate - time.monotonic()))  # all at once, so that they also race to make the store
+            time.sleep(
+                max(0, gate - time.monotonic())
+            )  # all at once, so that they also race to make the store
             pipeline(root, log, config)
 
         assert [ended(pid) for pid in [fork(body) for _ in range(4)]] == [0, 0, 0, 0]
@@ -212,7 +239,9 @@ def test_many_waiters_take_over_from_a_dead_process_once(tmp_path):
         assert len({pid for pid, _ in lines}) == 1
 
 
-def test_a_process_that_slept_through_its_lease_gives_way_and_takes_the_result(tmp_path, monkeypatch):
+def test_a_process_that_slept_through_its_lease_gives_way_and_takes_the_result(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(lease_module, "STALE_SECONDS", 1.0)
     config, root, log = Walk(steps=6, pause=0.03), tmp_path / "store", tmp_path / "log"
@@ -237,7 +266,9 @@ def test_a_heartbeat_keeps_a_long_step_from_being_taken_over(tmp_path, monkeypat
     events: list[Event] = []
 
     def listen(event: Event) -> None:
-        assert (event.step, event.kind) not in {("target", "start"), ("target", "resume")}, "taken over"
+        assert (event.step, event.kind) not in {("target", "start"), ("target", "resume")}, (
+            "taken over"
+        )
         events.append(event)
 
     pipeline(root, log, config, listen)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.errors import AccessError, CheckpointError, ConfigError, RunError
+from frostglass.core.errors import AccessError, CheckpointError, ConfigError, RunError
 from frostglass.models.checkpoint import save_weights
-from frostglass.priors.base import identity_hashes, read_prior, write_prior
+from frostglass.priors._files import read_prior, write_prior
+from frostglass.priors.base import identity_hashes
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import Students, distillation, resized
 from frostglass.priors.wgan import Wgan
@@ -32,22 +33,31 @@ def forgetful(*, classes, image_shape):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_divergence_against_a_slow_reference(temperature):
-    dice = torch.Generator().manual_seed(0)
-    teacher, student = (3 * torch.randn(4, 5, generator=dice, dtype=torch.double) for _ in range(2))
+    rng = torch.Generator().manual_seed(0)
+    teacher, student = (3 * torch.randn(4, 5, generator=rng, dtype=torch.double) for _ in range(2))
     slow = 0.0
     for row in range(4):
-        p, q = ([math.exp(value / temperature) for value in logits[row].tolist()] for logits in (teacher, student))
-        slow += sum(a / sum(p) * math.log(a / sum(p) / (b / sum(q))) for a, b in zip(p, q, strict=True))
+        p, q = (
+            [math.exp(value / temperature) for value in logits[row].tolist()]
+            for logits in (teacher, student)
+        )
+        slow += sum(
+            a / sum(p) * math.log(a / sum(p) / (b / sum(q))) for a, b in zip(p, q, strict=True)
+        )
     fast = distillation(student, teacher.softmax(1), temperature).item()
     assert fast == pytest.approx(slow / (temperature**2 * 4), rel=1e-10)
-    assert distillation(teacher, teacher.softmax(1), temperature).item() == pytest.approx(0, abs=1e-12)
+    assert distillation(teacher, teacher.softmax(1), temperature).item() == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def test_divergence_from_a_target_that_is_certain():
     """Probabilities of exactly 0 and 1, as a saturated target gives them, are no trouble."""
     logits = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.double, requires_grad=True)
     sure = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.double)
-    assert distillation(logits, sure, 1.0).item() == pytest.approx(-logits.log_softmax(1)[0, 1].item())
+    assert distillation(logits, sure, 1.0).item() == pytest.approx(
+        -logits.log_softmax(1)[0, 1].item()
+    )
     assert torch.autograd.gradcheck(lambda given: distillation(given, sure, 2.0), logits)
 
 
@@ -68,15 +78,28 @@ def test_statistics_against_a_slow_reference():
 
 
 def test_more_statistics_than_pictures_take_all():
-    found = replace(SMALL, students=(), statistics=1000).train(PUBLIC, (view := white_box()), base=prior(), work=NoWork())
+    found = replace(SMALL, students=(), statistics=1000).train(
+        PUBLIC, (view := white_box()), base=prior(), work=NoWork()
+    )
     assert view.queries == len(PUBLIC)
-    every = replace(SMALL, students=(), statistics=len(PUBLIC)).train(PUBLIC, white_box(), base=prior(), work=NoWork())
+    every = replace(SMALL, students=(), statistics=len(PUBLIC)).train(
+        PUBLIC, white_box(), base=prior(), work=NoWork()
+    )
     assert torch.equal(found.features, every.features)
 
 
 def test_one_epoch_is_plain_gradient_descent():
     """Without momentum, in one batch, a student moves against the gradient of the divergence, lr times."""
-    method = Students(base=BASE, students=TWO[:1], epochs=1, batch=44, momentum=0, weight_decay=0, lr=0.3, statistics=0)
+    method = Students(
+        base=BASE,
+        students=TWO[:1],
+        epochs=1,
+        batch=44,
+        momentum=0,
+        weight_decay=0,
+        lr=0.3,
+        statistics=0,
+    )
     view = white_box()
     (trained,) = method.train(PUBLIC, view, base=prior(), seed=1, work=NoWork()).students
     (student,) = method.build_students(SHAPE, 4, seed=1)
@@ -93,7 +116,11 @@ def test_one_epoch_is_plain_gradient_descent():
 def test_step_size_halves_after_every_so_many_epochs(monkeypatch):
     seen = []
     method = replace(SMALL, students=TWO[:1], epochs=5, decay_every=2)
-    monkeypatch.setattr(Students, "_epoch", lambda self, student, optimizer, *rest: seen.append(optimizer.param_groups[0]["lr"]) or 0.0)
+    monkeypatch.setattr(
+        Students,
+        "_epoch",
+        lambda self, student, optimizer, *rest: seen.append(optimizer.param_groups[0]["lr"]) or 0.0,
+    )
     method.train(PUBLIC, white_box(), base=prior(), work=NoWork())
     assert seen == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
 
@@ -119,7 +146,11 @@ def test_a_finished_student_is_not_trained_again(monkeypatch):
     with pytest.raises(KilledError):
         SMALL.train(PUBLIC, white_box(), base=prior(), work=work)
     work.left, trained, epoch = None, [], Students._epoch
-    monkeypatch.setattr(Students, "_epoch", lambda self, student, *rest: trained.append(student) or epoch(self, student, *rest))
+    monkeypatch.setattr(
+        Students,
+        "_epoch",
+        lambda self, student, *rest: trained.append(student) or epoch(self, student, *rest),
+    )
     found = SMALL.train(PUBLIC, white_box(), base=prior(), work=work)
     assert trained == [found.students[1]] * 2
 
@@ -133,7 +164,14 @@ def test_the_target_is_as_before_and_was_asked_once_for_each_picture():
     assert view.queries == len(PUBLIC) + 20
     assert torch.equal(state, torch.get_rng_state())
     assert all(part.training for part in made.module.modules())
-    assert [p.requires_grad for p in made.module.parameters()] == [False, False, True, True, True, True]
+    assert [p.requires_grad for p in made.module.parameters()] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert all(p.grad is None for p in made.module.parameters())
     assert all(torch.equal(before[name], t) for name, t in made.module.state_dict().items())
 
@@ -142,9 +180,13 @@ def test_students_learn_to_agree_with_the_target():
     made = target()
     for epochs, least, most in ((20, 0.85, 1.0), (1, 0.0, 0.6)):
         method = Students(base=BASE, students=TWO, epochs=epochs, batch=16, lr=0.05, statistics=0)
-        found = method.train(images(160, 4, names="stranger"), made.view(["scores"]), base=prior(), work=NoWork())
+        found = method.train(
+            images(160, 4, names="stranger"), made.view(["scores"]), base=prior(), work=NoWork()
+        )
         assert [fact["model"] for fact in found.info["students"]] == ["cnn", "cnn"]
-        assert all(least <= fact["agreement"] <= most for fact in found.info["students"]), found.info["students"]
+        assert all(least <= fact["agreement"] <= most for fact in found.info["students"]), (
+            found.info["students"]
+        )
         assert not any(student.training for student in found.students)
 
 
@@ -155,8 +197,13 @@ def test_what_is_told_of_a_student_is_true():
         wanted = module(PUBLIC.floats())
         for student, fact in zip(found.students, found.info["students"], strict=True):
             logits = student(PUBLIC.floats())
-            assert fact["agreement"] == pytest.approx((logits.argmax(1) == wanted.argmax(1)).double().mean().item())
-            slow = [(p * (p / q).log()).sum().item() for p, q in zip(wanted.double().softmax(1), logits.double().softmax(1), strict=True)]
+            assert fact["agreement"] == pytest.approx(
+                (logits.argmax(1) == wanted.argmax(1)).double().mean().item()
+            )
+            slow = [
+                (p * (p / q).log()).sum().item()
+                for p, q in zip(wanted.double().softmax(1), logits.double().softmax(1), strict=True)
+            ]
             assert fact["divergence"] == pytest.approx(sum(slow) / len(slow), rel=1e-4)
 
 
@@ -171,7 +218,10 @@ def test_file_round_trip(tmp_path):
     assert read.info["base"]["method"]["name"] == "wgan"
     assert read.info["students"] == made.info["students"]
     pictures = read.images(torch.zeros(2, 5))
-    assert all(torch.equal(a(pictures), b(pictures)) for a, b in zip(made.students, read.students, strict=True))
+    assert all(
+        torch.equal(a(pictures), b(pictures))
+        for a, b in zip(made.students, read.students, strict=True)
+    )
     assert all(student(pictures).shape == (2, 4) for student in read.students)
     with pytest.raises(CheckpointError, match="was fitted to one target"):
         Pretrained(weights=str(tmp_path / "p.safetensors")).read(SHAPE)
@@ -181,28 +231,35 @@ def test_the_base_prior_is_made_here_or_given():
     alone = SMALL.train(PUBLIC, white_box(), seed=2, work=NoWork())
     base = SMALL.base_method.train(PUBLIC, None, seed=2, work=NoWork())
     assert SMALL.base_method == Wgan(**{key: value for key, value in BASE.items() if key != "name"})
-    given = SMALL.train(PUBLIC, white_box(), base=replace(base, key="made before"), seed=2, work=NoWork())
+    given = SMALL.train(
+        PUBLIC, white_box(), base=replace(base, key="made before"), seed=2, work=NoWork()
+    )
     assert all(same_weights(*pair) for pair in zip(alone.modules, given.modules, strict=True))
     assert given.info == alone.info
     assert given.key == ""
-    assert torch.equal(given.saw, identity_hashes(PUBLIC.names))
+    assert torch.equal(given.seen_identities, identity_hashes(PUBLIC.names))
     with pytest.raises(ConfigError, match="fitted to the target another and not to target"):
         SMALL.train(PUBLIC, white_box(), base=replace(base, tied_to="another"), work=NoWork())
 
 
 def test_everyone_who_was_seen_is_remembered():
-    base = replace(prior(), saw=identity_hashes(["ann", "stranger 1"]))
+    base = replace(prior(), seen_identities=identity_hashes(["ann", "stranger 1"]))
     found = SMALL.train(PUBLIC, white_box(), base=base, work=NoWork())
-    assert torch.equal(found.saw, identity_hashes([*PUBLIC.names, "ann"]))
+    assert torch.equal(found.seen_identities, identity_hashes([*PUBLIC.names, "ann"]))
 
 
 def test_students_take_the_pictures_that_the_prior_makes():
     """A prior of smaller pictures than the data: students are shown public pictures as small as those they will be used on."""
     small = (3, 8, 8)
-    found = replace(SMALL, students=TWO[:1]).train(PUBLIC, white_box(), base=prior(small), work=NoWork())
+    found = replace(SMALL, students=TWO[:1]).train(
+        PUBLIC, white_box(), base=prior(small), work=NoWork()
+    )
     assert found.students[0](found.images(torch.zeros(2, 6))).shape == (2, 4)
     pictures = resized(PUBLIC, small)(torch.arange(3))
-    assert torch.allclose(pictures, nn.functional.interpolate(PUBLIC.floats()[:3], size=8, mode="bilinear", antialias=True))
+    assert torch.allclose(
+        pictures,
+        nn.functional.interpolate(PUBLIC.floats()[:3], size=8, mode="bilinear", antialias=True),
+    )
     assert torch.equal(resized(PUBLIC, SHAPE)(torch.arange(3)), PUBLIC.floats()[:3])
 
 
@@ -222,21 +279,36 @@ def test_a_student_can_start_from_a_checkpoint(tmp_path):
     assert student.head.weight.shape == (4, 32)
     assert method.files() == [table["start"]]
     own = {"model": f"{__name__}:forgetful"}
-    assert Students(students=(table, own)).files() == [str(Pretrained().path()), table["start"], __file__]
+    assert Students(students=(table, own)).files() == [
+        str(Pretrained().path()),
+        table["start"],
+        __file__,
+    ]
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match=r"Students: base: no prior named 'wgam': did you mean 'wgan'\?"):
+    with pytest.raises(
+        ConfigError, match=r"Students: base: no prior named 'wgam': did you mean 'wgan'\?"
+    ):
         Students(base={"name": "wgam"})
-    with pytest.raises(ConfigError, match=r"Students: base: Wgan: widht: no such parameter; did you mean 'width'\?"):
+    with pytest.raises(
+        ConfigError, match=r"Students: base: Wgan: widht: no such parameter; did you mean 'width'\?"
+    ):
         Students(base={"name": "wgan", "widht": 3})
-    with pytest.raises(ConfigError, match="Students: base: Wgan: width: expected at least 4, got 3"):
+    with pytest.raises(
+        ConfigError, match="Students: base: Wgan: width: expected at least 4, got 3"
+    ):
         Students(base={"name": "wgan", "width": 3})
     for base in ({}, {"name": "students"}, {"name": 3}):
-        with pytest.raises(ConfigError, match=r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; got \{"):
+        with pytest.raises(
+            ConfigError,
+            match=r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; got \{",
+        ):
             Students(base=base)
     for table in ({}, {"model": 3}, {"model": "cnn", "width": 3}, {"model": "cnn", "options": 3}):
-        with pytest.raises(ConfigError, match=r'students\[1\]: expected a table like \{ model = "cnn"'):
+        with pytest.raises(
+            ConfigError, match=r'students\[1\]: expected a table like \{ model = "cnn"'
+        ):
             Students(students=(TWO[0], table))
     with pytest.raises(ConfigError, match="neither students nor statistics"):
         Students(students=(), statistics=0)
@@ -249,19 +321,36 @@ def test_what_cannot_be_is_refused():
 
 
 def test_what_is_not_finite_is_reported():
-    with pytest.raises(RunError, match=r"students: the loss of cnn is nan in epoch \d: lower prior.lr"):
+    with pytest.raises(
+        RunError, match=r"students: the loss of cnn is nan in epoch \d: lower prior.lr"
+    ):
         replace(SMALL, lr=1e30, epochs=9).train(PUBLIC, white_box(), base=prior(), work=NoWork())
     made = target()
     with torch.no_grad():
         made.module[6].bias[0] = math.nan
-    with pytest.raises(RunError, match="the target's scores are not finite for 44 of 44 public pictures"):
+    with pytest.raises(
+        RunError, match="the target's scores are not finite for 44 of 44 public pictures"
+    ):
         SMALL.train(PUBLIC, made.view(["gradients"]), base=prior(), work=NoWork())
 
 
 def test_published_settings():
     method = Students()
-    assert [student["model"] for student in method.students] == [f"timm:efficientnet_b{number}" for number in range(3)]
-    assert (method.epochs, method.batch, method.lr, method.momentum, method.weight_decay) == (20, 64, 0.01, 0.9, 1e-4)
-    assert (method.decay, method.decay_every, method.temperature, method.statistics) == (0.5, 20, 1.0, 5000)
+    assert [student["model"] for student in method.students] == [
+        f"timm:efficientnet_b{number}" for number in range(3)
+    ]
+    assert (method.epochs, method.batch, method.lr, method.momentum, method.weight_decay) == (
+        20,
+        64,
+        0.01,
+        0.9,
+        1e-4,
+    )
+    assert (method.decay, method.decay_every, method.temperature, method.statistics) == (
+        0.5,
+        20,
+        1.0,
+        5000,
+    )
     assert method.base_method == Pretrained(weights="faces32")
     assert method.tied

@@ -8,17 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.defenses.base import Batch, Moment, Size, Stage
+from frostglass.core.errors import ConfigError
+from frostglass.core.types import Target
+from frostglass.defenses.base import Batch, Size, Stage, TrainingProgress
 from frostglass.defenses.compose import conflicts, problems
-from frostglass.defenses.dpsgd import Dpsgd
-from frostglass.defenses.tiprdc import InformationCritic, Tiprdc, capped_cross_entropy, shared_information
-from frostglass.defenses.transfer import Transfer
-from frostglass.errors import ConfigError
+from frostglass.defenses.training.dpsgd import Dpsgd
+from frostglass.defenses.training.tiprdc import (
+    InformationCritic,
+    Tiprdc,
+    capped_cross_entropy,
+    shared_information,
+)
+from frostglass.defenses.training.transfer import Transfer
 from frostglass.models.cut import halves
-from frostglass.priors.decoder import standardised
-from frostglass.runtime import capture, seed_for, seeded
-from frostglass.training import Training, train_target, untrained
-from frostglass.types import Target
+from frostglass.networks.decoder import standardised
+from frostglass.runtime.hooks import capture
+from frostglass.runtime.seeding import seed_for, seeded
+from frostglass.training.build import untrained
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
 
 CUT = "2"
@@ -35,14 +43,17 @@ def batch_of(made, seed=0):
     pictures = images(8, 4, seed=seed)
     with seeded(5), capture(made.module, (CUT,)) as tapped:
         logits = made.module(pictures.floats())
-    return Batch(pictures.floats(), pictures.labels, logits, dict(tapped), Moment(0, 3))
+    return Batch(pictures.floats(), pictures.labels, logits, dict(tapped), TrainingProgress(0, 3))
 
 
 def test_cross_entropy_counts_up_to_a_guess():
     labels = torch.tensor([0, 1, 2, 3])
     assert capped_cross_entropy(torch.zeros(4, 10), labels).item() == pytest.approx(math.log(10))
     logits = 4 * noise(4, 10)
-    slow = [min(math.log(10), -logits[row].log_softmax(0)[label].item()) for row, label in enumerate(labels.tolist())]
+    slow = [
+        min(math.log(10), -logits[row].log_softmax(0)[label].item())
+        for row, label in enumerate(labels.tolist())
+    ]
     assert 1 <= slow.count(math.log(10)) < 4  # some capped, some not
     assert capped_cross_entropy(logits, labels).item() == pytest.approx(sum(slow) / 4)
     wrong = torch.tensor([[-50.0, 50.0]], requires_grad=True)  # sure, and mistaken
@@ -51,57 +62,95 @@ def test_cross_entropy_counts_up_to_a_guess():
 
 
 def test_shared_information_oracles():
-    assert shared_information(torch.zeros(3), torch.zeros(3)).item() == pytest.approx(-2 * math.log(2))  # nobody can tell
-    assert shared_information(torch.full((3,), 50.0), torch.full((3,), -50.0)).item() == pytest.approx(0.0, abs=1e-6)  # anybody can
+    assert shared_information(torch.zeros(3), torch.zeros(3)).item() == pytest.approx(
+        -2 * math.log(2)
+    )  # nobody can tell
+    assert shared_information(
+        torch.full((3,), 50.0), torch.full((3,), -50.0)
+    ).item() == pytest.approx(0.0, abs=1e-6)  # anybody can
     together, apart = noise(5), noise(5, seed=1)
-    slow = sum(-math.log(1 + math.exp(-t)) for t in together.tolist()) / 5 - sum(math.log(1 + math.exp(t)) for t in apart.tolist()) / 5
+    slow = (
+        sum(-math.log(1 + math.exp(-t)) for t in together.tolist()) / 5
+        - sum(math.log(1 + math.exp(t)) for t in apart.tolist()) / 5
+    )
     assert shared_information(together, apart).item() == pytest.approx(slow)
 
 
 def test_gradients():
     labels = torch.tensor([0, 1, 2])
-    assert torch.autograd.gradcheck(lambda logits: capped_cross_entropy(logits, labels), (3 * noise(3, 4)).requires_grad_())
-    assert torch.autograd.gradcheck(shared_information, (noise(4).requires_grad_(), noise(4, seed=1).requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda logits: capped_cross_entropy(logits, labels), (3 * noise(3, 4)).requires_grad_()
+    )
+    assert torch.autograd.gradcheck(
+        shared_information, (noise(4).requires_grad_(), noise(4, seed=1).requires_grad_())
+    )
 
 
 def test_pictures_that_do_not_belong_are_those_of_the_neighbours():
     with seeded(0):
         critic = InformationCritic((3, 8, 8), (5,), 4, width=2).eval()
-    pictures, features, people = (torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)), noise(4, 5).float(), torch.arange(4))
+    pictures, features, people = (
+        torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
+        noise(4, 5).float(),
+        torch.arange(4),
+    )
     neighbours = torch.stack([pictures[3], pictures[0], pictures[1], pictures[2]])
-    slow = shared_information(critic(pictures, features, people), critic(neighbours, features, people))
+    slow = shared_information(
+        critic(pictures, features, people), critic(neighbours, features, people)
+    )
     assert torch.equal(critic.information(pictures, features, people), slow)
 
 
 def test_what_the_extractor_feels():
     made = replace(target(), cut=CUT)
-    opponent = Tiprdc(weight=0.6, extracting=True, **TINY).opponent(made, split().public, None, seed=0)
+    opponent = Tiprdc(weight=0.6, extracting=True, **TINY).opponent(
+        made, split().public, None, seed=0
+    )
     batch = batch_of(made)
     terms = opponent.losses(batch)
     features = standardised(batch.tapped[CUT])
-    assert {name: term.weight for name, term in terms.items()} == {"identity": -0.6, "information": pytest.approx(-0.4)}
-    assert torch.equal(terms["identity"].value, capped_cross_entropy(opponent.who(features), batch.labels))
-    assert torch.equal(terms["information"].value, opponent.critic.information(batch.images, features, batch.labels))
+    assert {name: term.weight for name, term in terms.items()} == {
+        "identity": -0.6,
+        "information": pytest.approx(-0.4),
+    }
+    assert torch.equal(
+        terms["identity"].value, capped_cross_entropy(opponent.who(features), batch.labels)
+    )
+    assert torch.equal(
+        terms["information"].value,
+        opponent.critic.information(batch.images, features, batch.labels),
+    )
     before = {name: tensor.clone() for name, tensor in opponent.tensors().items()}
     sum(term.weight * term.value for term in terms.values()).backward()
     assert made.module[0].weight.grad.abs().sum() > 0
     assert made.module[6].weight.grad is None
-    assert all(weight.grad is None for network in (opponent.who, opponent.critic) for weight in network.parameters())
+    assert all(
+        weight.grad is None
+        for network in (opponent.who, opponent.critic)
+        for weight in network.parameters()
+    )
     assert all(torch.equal(tensor, before[name]) for name, tensor in opponent.tensors().items())
 
 
 def test_readers_learn_on_the_batch_of_the_last_step():
     made = replace(target(), cut=CUT)
-    one, reference = (Tiprdc(extracting=True, weight_decay=0.01, **TINY).opponent(made, split().public, None, seed=3) for _ in range(2))
+    one, reference = (
+        Tiprdc(extracting=True, weight_decay=0.01, **TINY).opponent(
+            made, split().public, None, seed=3
+        )
+        for _ in range(2)
+    )
     assert same_weights(one.who, reference.who)
     before = {name: tensor.clone() for name, tensor in made.module.state_dict().items()}
-    one.turn(Moment(0, 3), 0)  # nothing to learn from yet
+    one.turn(TrainingProgress(0, 3), 0)  # nothing to learn from yet
     assert same_weights(one.who, reference.who)
     batch = batch_of(made)
     made.module.load_state_dict(before)
     one.losses(batch)
-    one.turn(Moment(0, 3), 1)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in made.module.state_dict().items())
+    one.turn(TrainingProgress(0, 3), 1)
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in made.module.state_dict().items()
+    )
     assert all(part.training for part in made.module.modules())
 
     made.module.eval()
@@ -109,7 +158,10 @@ def test_readers_learn_on_the_batch_of_the_last_step():
         features = standardised(made.module[:3](batch.images))
     for network, loss in (
         (reference.who, lambda: F.cross_entropy(reference.who(features), batch.labels)),
-        (reference.critic, lambda: -reference.critic.information(batch.images, features, batch.labels)),
+        (
+            reference.critic,
+            lambda: -reference.critic.information(batch.images, features, batch.labels),
+        ),
     ):
         network.train().requires_grad_(True)
         rule = torch.optim.Adam(network.parameters(), lr=1e-3, weight_decay=0.01)
@@ -126,24 +178,48 @@ def test_the_first_stage_trains_the_extractor_and_nothing_else():
     made = train_target(config, split(), [early], seed=0, work=NoWork())
     fresh = untrained(config, split().classes, (3, 16, 16), [early], seed=0)
     parts, begun = halves(made), halves(fresh)
-    assert all(torch.equal(a, b) for a, b in zip(parts.rest.parameters(), begun.rest.parameters(), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(parts.encoder.parameters(), begun.encoder.parameters(), strict=True))
-    assert set(made.info["history"][0]) == {"identity", "information", "logit_norm", "train_accuracy", "validation_accuracy"}
-    assert all(-0.66 * math.log(4) - 1e-6 <= row["identity"] <= 0 for row in made.info["history"])  # bounded
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(parts.rest.parameters(), begun.rest.parameters(), strict=True)
+    )
+    assert not any(
+        torch.equal(a, b)
+        for a, b in zip(parts.encoder.parameters(), begun.encoder.parameters(), strict=True)
+    )
+    assert set(made.info["history"][0]) == {
+        "identity",
+        "information",
+        "logit_norm",
+        "train_accuracy",
+        "validation_accuracy",
+    }
+    assert all(
+        -0.66 * math.log(4) - 1e-6 <= row["identity"] <= 0 for row in made.info["history"]
+    )  # bounded
 
 
 def test_the_second_training_leaves_the_extractor_bit_for_bit():
     defense = Tiprdc(**TINY)
     before = train_target(
-        replace(CONFIG, epochs=3, keep="last"), split(), [replace(defense, extracting=True)], seed=seed_for(0, "stage"), work=NoWork()
+        replace(CONFIG, epochs=3, keep="last"),
+        split(),
+        [replace(defense, extracting=True)],
+        seed=seed_for(0, "stage"),
+        work=NoWork(),
     )
     made = train_target(CONFIG, split(), [defense], seed=0, work=NoWork())
-    assert same_weights(halves(made).encoder, halves(before).encoder)  # its batch norms' statistics too
+    assert same_weights(
+        halves(made).encoder, halves(before).encoder
+    )  # its batch norms' statistics too
     assert not same_weights(halves(made).rest, halves(before).rest)
     assert made.info["first_stage"]["epochs"] == 3
     assert made.info["facts"] == {"tiprdc": {"cut": "stage2"}}
     assert "identity" not in made.info["history"][0]
-    learning = {name.split(".")[0] for name, weight in made.module.named_parameters() if weight.requires_grad}
+    learning = {
+        name.split(".")[0]
+        for name, weight in made.module.named_parameters()
+        if weight.requires_grad
+    }
     assert learning == {"stage3", "stage4", "head"}
 
 
@@ -154,8 +230,15 @@ def described(part):
 
 def test_people_are_lost_also_where_the_task_is_attributes():
     plain = split()
-    data = replace(plain, train=described(plain.train), validation=described(plain.validation), test=described(plain.test))
-    made = train_target(replace(CONFIG, attributes=("large",)), data, [Tiprdc(**TINY)], seed=0, work=NoWork())
+    data = replace(
+        plain,
+        train=described(plain.train),
+        validation=described(plain.validation),
+        test=described(plain.test),
+    )
+    made = train_target(
+        replace(CONFIG, attributes=("large",)), data, [Tiprdc(**TINY)], seed=0, work=NoWork()
+    )
     assert made.classes == ("large",)
     assert made.info["first_stage"]["classes"] == 4
 
@@ -163,7 +246,13 @@ def test_people_are_lost_also_where_the_task_is_attributes():
 @pytest.mark.parametrize("died_after", [1, 2])
 def test_a_killed_extraction_goes_on_to_the_same_bytes(died_after):
     def train(work):
-        return train_target(replace(CONFIG, keep="last"), split(), [Tiprdc(extracting=True, **TINY)], seed=0, work=work)
+        return train_target(
+            replace(CONFIG, keep="last"),
+            split(),
+            [Tiprdc(extracting=True, **TINY)],
+            seed=0,
+            work=work,
+        )
 
     whole, work = train(NoWork()), MemoryWork(saves_before_death=died_after)
     with pytest.raises(KilledError):
@@ -198,23 +287,51 @@ class Branching(nn.Module):
 
 
 def test_what_it_refuses():
-    assert problems([Tiprdc()], target(), SIZE) == ["tiprdc: needs to know where the network is cut: set target.cut"]
-    assert problems([Tiprdc(extracting=True)], target(), SIZE) == ["tiprdc: needs to know where the network is cut: set target.cut"]
-    odd = Target(module=Branching(), classes=tuple("abcde"), image_shape=(3, 16, 16), head="head", cut="first")
+    assert problems([Tiprdc()], target(), SIZE) == [
+        "tiprdc: needs to know where the network is cut: set target.cut"
+    ]
+    assert problems([Tiprdc(extracting=True)], target(), SIZE) == [
+        "tiprdc: needs to know where the network is cut: set target.cut"
+    ]
+    odd = Target(
+        module=Branching(),
+        classes=tuple("abcde"),
+        image_shape=(3, 16, 16),
+        head="head",
+        cut="first",
+    )
     assert Tiprdc().prepare(odd, seed=0) is odd
     (told,) = problems([Tiprdc()], odd, SIZE)
-    assert told == "tiprdc: the layers before first cannot be told from those behind it, to be frozen alone: choose another layer or model"
+    assert (
+        told
+        == "tiprdc: the layers before first cannot be told from those behind it, to be frozen alone: choose another layer or model"
+    )
     attributes = replace(target(), cut=CUT, attributes=True)
-    assert problems([Tiprdc(extracting=True)], attributes, SIZE) == ["tiprdc: an extractor loses people: leave target.attributes out"]
-    with pytest.raises(ConfigError, match="an extractor's training has epochs: give some, or leave extracting out"):
+    assert problems([Tiprdc(extracting=True)], attributes, SIZE) == [
+        "tiprdc: an extractor loses people: leave target.attributes out"
+    ]
+    with pytest.raises(
+        ConfigError, match="an extractor's training has epochs: give some, or leave extracting out"
+    ):
         Tiprdc(epochs=0, extracting=True)
     (reason,) = conflicts([Tiprdc(), Dpsgd()])
-    assert reason.startswith("tiprdc trains its extractor on private pictures first, where dpsgd adds no noise")
+    assert reason.startswith(
+        "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise"
+    )
     (reason,) = conflicts([Tiprdc(), Transfer()])
     assert reason.startswith("tiprdc and transfer both replace the starting weights")
 
 
-@pytest.mark.parametrize("bad", [{"epochs": -1}, {"weight": 1.1}, {"lr": 0.0}, {"weight_decay": float("nan")}, {"reader_width": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"epochs": -1},
+        {"weight": 1.1},
+        {"lr": 0.0},
+        {"weight_decay": float("nan")},
+        {"reader_width": 0},
+    ],
+)
 def test_bad_parameters(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Tiprdc(**bad)

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from frostglass.defenses.base import Defense, Moment, Term
-from frostglass.defenses.calor import Calor
-from frostglass.defenses.label_smoothing import LabelSmoothing
-from frostglass.errors import CheckpointError, ConfigError, RunError
+from frostglass.core.errors import CheckpointError, ConfigError, RunError
+from frostglass.defenses.base import Defense, Term, TrainingProgress
+from frostglass.defenses.training.calor import Calor
+from frostglass.defenses.training.label_smoothing import LabelSmoothing
 from frostglass.models.checkpoint import save_weights
-from frostglass.training import Training, _lr_factor, optimizer_of, train_target
+from frostglass.training.loop import _lr_factor, optimizer_of, train_target
+from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split
 
 SMALL = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
@@ -74,12 +75,20 @@ class Exploding(Defense):
     name = "exploding"
 
     def losses(self, batch):
-        return {"boom": Term(1.0, batch.logits.sum() * (float("nan") if batch.moment == Moment(2, 4) else 0.0))}
+        return {
+            "boom": Term(
+                1.0,
+                batch.logits.sum()
+                * (float("nan") if batch.progress == TrainingProgress(2, 4) else 0.0),
+            )
+        }
 
 
 def test_a_loss_that_is_not_finite_says_where_and_keeps_the_last_epoch():
     work = MemoryWork()
-    with pytest.raises(RunError, match=r"not finite at epoch 2, batch 0 \(cross_entropy .*, boom nan\)"):
+    with pytest.raises(
+        RunError, match=r"not finite at epoch 2, batch 0 \(cross_entropy .*, boom nan\)"
+    ):
         train([Exploding()], work=work)
     assert len(work.kept["training"][1]["history"]) == 2
 
@@ -87,11 +96,19 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_last_epoch():
 def test_weights_of_a_users_own_are_loaded_and_not_trained(tmp_path):
     trained = train()
     save_weights(trained.module, tmp_path / "w.safetensors")
-    loaded = train(config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")), seed=9)
+    loaded = train(
+        config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")),
+        seed=9,
+    )
     assert same_weights(trained.module, loaded.module)
     assert loaded.info["accuracy"] == trained.info["accuracy"]
     with pytest.raises(CheckpointError, match="4 classes, the model 6"):
-        train(config=Training(model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")), data=split(classes=6))
+        train(
+            config=Training(
+                model="cnn", options={"width": 4}, weights=str(tmp_path / "w.safetensors")
+            ),
+            data=split(classes=6),
+        )
 
 
 def test_a_training_on_public_people_is_resumed_from_the_stage_it_was_in():
@@ -101,14 +118,18 @@ def test_a_training_on_public_people_is_resumed_from_the_stage_it_was_in():
         train_target(config, split(), seed=0, work=work)
     work.left = None
     assert same_weights(
-        train_target(config, split(), seed=0, work=work).module, train_target(config, split(), seed=0, work=NoWork()).module
+        train_target(config, split(), seed=0, work=work).module,
+        train_target(config, split(), seed=0, work=NoWork()).module,
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start_parts": ["features"]}, "start_parts names parts of a checkpoint to begin from: give its path as start"),
+        (
+            {"start_parts": ["features"]},
+            "start_parts names parts of a checkpoint to begin from: give its path as start",
+        ),
         ({"start": "a.pth", "weights": "b.pth"}, "leave weights or start out"),
         ({"milestones": [1.5]}, "milestones"),
         ({"decay": 0.0}, "decay"),
@@ -124,6 +145,10 @@ def test_bad_settings(settings, message):
 
 
 def test_milestones_and_momentum_are_the_recipes():
-    config = Training(schedule="milestones", milestones=(0.6, 0.8), decay=0.2, optimizer="sgd", nesterov=False)
-    assert [_lr_factor(config, Moment(e, 100)) for e in (0, 59, 60, 79, 80, 99)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
+    config = Training(
+        schedule="milestones", milestones=(0.6, 0.8), decay=0.2, optimizer="sgd", nesterov=False
+    )
+    assert [
+        _lr_factor(config, TrainingProgress(e, 100)) for e in (0, 59, 60, 79, 80, 99)
+    ] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
     assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))]).defaults["nesterov"] is False

@@ -4,21 +4,23 @@ import pytest
 import torch
 from torch import nn
 
-from frostglass.data.splits import public_people
+from frostglass.core.errors import CheckpointError, ConfigError, DataError
+from frostglass.core.types import Target
+from frostglass.data._splits import public_people
 from frostglass.defenses.base import Stage
-from frostglass.defenses.calor import Calor
 from frostglass.defenses.compose import prepare
-from frostglass.defenses.heads import head_block
-from frostglass.defenses.mid import Mid
-from frostglass.defenses.transfer import Transfer, _boundary, fisher, ridge_probe
-from frostglass.errors import CheckpointError, ConfigError, DataError
+from frostglass.defenses.training._heads import head_block
+from frostglass.defenses.training.calor import Calor
+from frostglass.defenses.training.mid import Mid
+from frostglass.defenses.training.transfer import Transfer, _boundary, fisher, ridge_probe
 from frostglass.models.build import build
 from frostglass.models.checkpoint import save_weights
 from frostglass.models.depth import groups, leaves, weights_by_leaf
 from frostglass.models.taps import find_head
-from frostglass.runtime import seed_for
-from frostglass.training import Training, first_stage, stage_split, train_target, untrained
-from frostglass.types import Target
+from frostglass.runtime.seeding import seed_for
+from frostglass.training.build import untrained
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training, first_stage, stage_split
 from worlds import SHAPE, NoWork, images, same_weights, split, target
 
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=2, batch=16)
@@ -26,7 +28,12 @@ CONFIG = Training(model="cnn", options={"width": 4}, epochs=2, batch=16)
 
 def network(name, shape, classes=1000):
     module = build(name, classes=classes, image_shape=shape, seed=0)
-    return Target(module=module, classes=tuple(map(str, range(classes))), image_shape=shape, head=find_head(module, shape))
+    return Target(
+        module=module,
+        classes=tuple(map(str, range(classes))),
+        image_shape=shape,
+        head=find_head(module, shape),
+    )
 
 
 def millions(module):
@@ -34,7 +41,11 @@ def millions(module):
 
 
 def frozen_layers(made):
-    return [name for name, weights in weights_by_leaf(made.module).items() if weights and not any(w.requires_grad for w in weights)]
+    return [
+        name
+        for name, weights in weights_by_leaf(made.module).items()
+        if weights and not any(w.requires_grad for w in weights)
+    ]
 
 
 # --- published boundaries -----------------------------------------------------------------------------------------------------------------
@@ -64,13 +75,21 @@ def test_published_counts_of_vgg16(vgg, asked, found, convolutions):
     assert millions(vgg.module) == pytest.approx(16.77, abs=0.005)
     made = Transfer(pretrain="start", boundary="parameters", parameters=asked).prepare(vgg, seed=0)
     assert millions(made.module) == pytest.approx(found, abs=0.005)
-    still = [name for name in frozen_layers(made) if isinstance(made.module.get_submodule(name), nn.Conv2d)]
+    still = [
+        name
+        for name in frozen_layers(made)
+        if isinstance(made.module.get_submodule(name), nn.Conv2d)
+    ]
     assert len(still) == convolutions
 
 
 @pytest.mark.parametrize(
     ("name", "total", "asked", "found"),
-    [("ir152", 62.60, 17.8e6, 17.83), ("facenet", 35.44, 34.4e6, 34.39), ("timm:resnet18", 11.69, 8.91e6, 8.91)],
+    [
+        ("ir152", 62.60, 17.8e6, 17.83),
+        ("facenet", 35.44, 34.4e6, 34.39),
+        ("timm:resnet18", 11.69, 8.91e6, 8.91),
+    ],
 )
 def test_published_counts_of_residual_networks(name, total, asked, found):
     made = network(name, (3, 64, 64))
@@ -86,11 +105,20 @@ def test_the_ratio_counts_leaf_modules_with_norms_pools_and_activations():
 
 
 def test_a_layer_is_the_last_that_is_frozen():
-    made = untrained(CONFIG, tuple("abcd"), SHAPE, (Transfer(pretrain="start", boundary="layer", layer="stage2"),), seed=0)
+    made = untrained(
+        CONFIG,
+        tuple("abcd"),
+        SHAPE,
+        (Transfer(pretrain="start", boundary="layer", layer="stage2"),),
+        seed=0,
+    )
     assert {name.split(".")[0] for name in frozen_layers(made)} == {"stage1", "stage2"}
 
 
-@pytest.mark.parametrize("order", [(Calor(rank=2), Transfer(pretrain="start")), (Transfer(pretrain="start"), Calor(rank=2))])
+@pytest.mark.parametrize(
+    "order",
+    [(Calor(rank=2), Transfer(pretrain="start")), (Transfer(pretrain="start"), Calor(rank=2))],
+)
 def test_a_replaced_head_counts_once_and_always_learns(order):
     made = prepare(order, target(), seed=0)
     assert head_block(made) == "6"
@@ -113,11 +141,17 @@ def test_a_transformers_positions_freeze_with_its_first_layers():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ratio": 1.0}, r"ratio = 1.0 freezes everything, also the head '6': move the boundary towards the input"),
+        (
+            {"ratio": 1.0},
+            r"ratio = 1.0 freezes everything, also the head '6': move the boundary towards the input",
+        ),
         ({"ratio": 0.0}, r"ratio = 0.0 freezes nothing: move the boundary towards the head"),
         ({"boundary": "layer", "layer": "6"}, r"layer = 6 freezes everything"),
         ({"boundary": "parameters", "parameters": 1e9}, r"freezes nothing"),
-        ({"boundary": "parameters", "parameters": 100.0}, r"parameters = 100 freezes everything: 516 weights are behind the last layer"),
+        (
+            {"boundary": "parameters", "parameters": 100.0},
+            r"parameters = 100 freezes everything: 516 weights are behind the last layer",
+        ),
     ],
 )
 def test_everything_and_nothing_are_refused(settings, message):
@@ -127,7 +161,9 @@ def test_everything_and_nothing_are_refused(settings, message):
 
 def test_an_unknown_layer_is_refused():
     with pytest.raises(ValueError, match="stage9"):
-        untrained(CONFIG, tuple("abcd"), SHAPE, (Transfer(boundary="layer", layer="stage9"),), seed=0)
+        untrained(
+            CONFIG, tuple("abcd"), SHAPE, (Transfer(boundary="layer", layer="stage9"),), seed=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +172,10 @@ def test_an_unknown_layer_is_refused():
         ({"ratio": -0.1}, "ratio"),
         ({"ratio": float("nan")}, "ratio"),
         ({"boundary": "parameters"}, r'boundary = "parameters" and parameters go together'),
-        ({"layer": "stage1"}, r'boundary = "layer" and layer go together: give both or neither, got boundary = "ratio"'),
+        (
+            {"layer": "stage1"},
+            r'boundary = "layer" and layer go together: give both or neither, got boundary = "ratio"',
+        ),
         ({"boundary": "middle"}, "boundary"),
         ({"information": 1.0, "boundary": "fisher"}, "information"),
     ],
@@ -153,12 +192,20 @@ def test_bad_parameters(bad, message):
 def start():
     first = first_stage(CONFIG, (Transfer(),))
     seed = seed_for(0, "stage")
-    return train_target(first.config, stage_split(split(), first.data, seed=seed), first.defenses, seed=seed, work=NoWork())
+    return train_target(
+        first.config,
+        stage_split(split(), first.data, seed=seed),
+        first.defenses,
+        seed=seed,
+        work=NoWork(),
+    )
 
 
 @pytest.mark.parametrize("frozen_norm", ["update", "strict"])
 def test_frozen_layers_stay_and_their_statistics_move_only_when_asked(start, frozen_norm):
-    made = train_target(CONFIG, split(), (Transfer(frozen_norm=frozen_norm),), start=start, work=NoWork())
+    made = train_target(
+        CONFIG, split(), (Transfer(frozen_norm=frozen_norm),), start=start, work=NoWork()
+    )
     before, after = start.module.state_dict(), made.module.state_dict()
     still = frozen_layers(made)
     assert still == ["stage1.0", "stage1.1", "stage2.0", "stage2.1", "stage3.0"]
@@ -168,13 +215,18 @@ def test_frozen_layers_stay_and_their_statistics_move_only_when_asked(start, fro
             same = kind in ("weight", "bias") or frozen_norm == "strict"
             assert torch.equal(value, before[name]) == same, name
     assert not torch.equal(after["stage4.0.weight"], before["stage4.0.weight"])
-    assert made.info["trainable"] == sum(p.numel() for p in made.module.parameters() if p.requires_grad)
+    assert made.info["trainable"] == sum(
+        p.numel() for p in made.module.parameters() if p.requires_grad
+    )
     assert made.info["facts"]["transfer"]["last_frozen_layer"] == "stage3.0"
     assert made.info["first_stage"]["data"] == "public"
 
 
 def test_the_first_stage_is_trained_when_it_is_not_given(start):
-    given, own = (train_target(CONFIG, split(), (Transfer(),), start=first, work=NoWork()) for first in (start, None))
+    given, own = (
+        train_target(CONFIG, split(), (Transfer(),), start=first, work=NoWork())
+        for first in (start, None)
+    )
     assert same_weights(given.module, own.module)
 
 
@@ -182,36 +234,59 @@ def test_a_pretrained_network_without_a_boundary_learns_everywhere(start):
     made = train_target(CONFIG, split(), (Transfer(boundary="none"),), start=start, work=NoWork())
     assert frozen_layers(made) == []
     same = train_target(
-        Training(model="cnn", options={"width": 4}, epochs=2, batch=16, start="public"), split(), start=start, work=NoWork()
+        Training(model="cnn", options={"width": 4}, epochs=2, batch=16, start="public"),
+        split(),
+        start=start,
+        work=NoWork(),
     )
     assert same_weights(made.module, same.module)
 
 
 def test_training_begins_from_a_file_of_another_class_count(tmp_path, start):
     save_weights(start.module, tmp_path / "public.safetensors")
-    config = Training(model="cnn", options={"width": 4}, epochs=2, batch=16, start=str(tmp_path / "public.safetensors"))
+    config = Training(
+        model="cnn",
+        options={"width": 4},
+        epochs=2,
+        batch=16,
+        start=str(tmp_path / "public.safetensors"),
+    )
     from_file = train_target(config, split(), (Transfer(pretrain="start"),), work=NoWork())
     from_stage = train_target(CONFIG, split(), (Transfer(),), start=start, work=NoWork())
     assert same_weights(from_file.module, from_stage.module)
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):
-    save_weights(build("cnn", classes=3, image_shape=SHAPE, seed=0, width=8), tmp_path / "wide.safetensors")
+    save_weights(
+        build("cnn", classes=3, image_shape=SHAPE, seed=0, width=8), tmp_path / "wide.safetensors"
+    )
     with pytest.raises(CheckpointError, match=r"wide.safetensors does not fit"):
-        train_target(Training(model="cnn", options={"width": 4}, start=str(tmp_path / "wide.safetensors")), split(), work=NoWork())
+        train_target(
+            Training(model="cnn", options={"width": 4}, start=str(tmp_path / "wide.safetensors")),
+            split(),
+            work=NoWork(),
+        )
 
 
 def test_the_stage_takes_the_targets_settings():
     assert Transfer(epochs=7).stage() == Stage("public", {"epochs": 7})
     first = first_stage(CONFIG, (Transfer(epochs=7), Mid()))
-    assert (first.data, first.config.epochs, first.config.batch, first.defenses) == ("public", 7, 16, ())
+    assert (first.data, first.config.epochs, first.config.batch, first.defenses) == (
+        "public",
+        7,
+        16,
+        (),
+    )
     warm = first_stage(Training(start="public"), (Calor(warmup=5),))
     assert (warm.data, warm.config.epochs, warm.config.start) == ("private", 5, "public")
     assert first_stage(warm.config, warm.defenses).data == "public"
 
 
 def test_public_people_need_pictures_enough():
-    with pytest.raises(DataError, match=r"at least 2 of them with 3 or more pictures each, got 5 pictures of 5 named people"):
+    with pytest.raises(
+        DataError,
+        match=r"at least 2 of them with 3 or more pictures each, got 5 pictures of 5 named people",
+    ):
         public_people(images(5, 5, names="stranger"), seed=0)
     people = public_people(images(40, 5, names="stranger"), seed=0)
     assert people.classes == tuple(f"stranger {i}" for i in range(5))
@@ -219,7 +294,9 @@ def test_public_people_need_pictures_enough():
 
 
 def test_public_people_with_few_pictures_are_left_out():
-    table = images(17, 5, names="stranger").at(torch.tensor([0, 1, 5, 6, 10, 11, 2, 15, 16]))  # three of 0 and 1... and one of 2
+    table = images(17, 5, names="stranger").at(
+        torch.tensor([0, 1, 5, 6, 10, 11, 2, 15, 16])
+    )  # three of 0 and 1... and one of 2
     people = public_people(table, seed=0)
     assert people.classes == ("stranger 0", "stranger 1")
     assert set(people.train.labels.tolist()) == {0, 1}
@@ -246,14 +323,20 @@ def test_fisher_agrees_with_a_slow_sum_over_pictures():
     centred = known - known.mean(0)
     gram = centred.T @ centred / len(known)
     probe = torch.linalg.solve(
-        gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram)), centred.T @ (answers - answers.mean(0)) / len(known)
+        gram + 1e-3 * gram.trace() / len(gram) * torch.eye(len(gram)),
+        centred.T @ (answers - answers.mean(0)) / len(known),
     )
     total = 0.0
     for row in range(len(data)):
         made.module.zero_grad()
-        score = ((features(data.floats(torch.tensor([row]))) - known.mean(0)) @ probe).log_softmax(1)[0, data.labels[row]]
+        score = ((features(data.floats(torch.tensor([row]))) - known.mean(0)) @ probe).log_softmax(
+            1
+        )[0, data.labels[row]]
         score.backward()
-        total += sum(p.grad.square().sum().item() for p in [*made.module[0].parameters(), *made.module[1].parameters()])
+        total += sum(
+            p.grad.square().sum().item()
+            for p in [*made.module[0].parameters(), *made.module[1].parameters()]
+        )
     assert value.item() == pytest.approx(total / len(data), rel=1e-3)
 
 
@@ -263,7 +346,9 @@ def test_the_boundary_leaves_the_wanted_share(share, first):
 
 
 def test_fisher_boundary_trains(start):
-    made = train_target(CONFIG, split(), (Transfer(boundary="fisher", information=0.5),), start=start, work=NoWork())
+    made = train_target(
+        CONFIG, split(), (Transfer(boundary="fisher", information=0.5),), start=start, work=NoWork()
+    )
     assert made.info["facts"]["transfer"]["frozen"] > 0
     assert made.info["facts"]["transfer"]["trainable"] > 0
 
@@ -276,10 +361,19 @@ def test_the_probe_is_the_same_through_the_smaller_matrix():
     tall = torch.randn(30, 12, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     wide = tall.T.contiguous()
     for features in (tall, wide):
-        answers = torch.randn(len(features), 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+        answers = torch.randn(
+            len(features), 3, dtype=torch.double, generator=torch.Generator().manual_seed(1)
+        )
         count, width = features.shape
         ridge = 1e-3 * (features.T @ features / count).trace() / width
-        slow = torch.linalg.inv(features.T @ features / count + ridge * torch.eye(width, dtype=torch.double)) @ features.T @ answers / count
+        slow = (
+            torch.linalg.inv(
+                features.T @ features / count + ridge * torch.eye(width, dtype=torch.double)
+            )
+            @ features.T
+            @ answers
+            / count
+        )
         assert torch.allclose(ridge_probe(features, answers), slow, atol=1e-10)
 
 
@@ -300,7 +394,12 @@ def test_attention_is_frozen_with_the_block_around_it(name, options, layer, free
         module = VisionTransformer(image_size=64, num_classes=3, **options)
     else:
         module = build(name, classes=3, image_shape=(3, 64, 64), seed=0, **options)
-    made = Target(module=module, classes=tuple("abc"), image_shape=(3, 64, 64), head=find_head(module, (3, 64, 64)))
+    made = Target(
+        module=module,
+        classes=tuple("abc"),
+        image_shape=(3, 64, 64),
+        head=find_head(module, (3, 64, 64)),
+    )
     Transfer(pretrain="start", boundary="layer", layer=layer).prepare(made, seed=0)
     learns = {weight for weight, value in module.named_parameters() if value.requires_grad}
     assert learns

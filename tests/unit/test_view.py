@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from frostglass.attacks.base import invert
-from frostglass.attacks.gmi import Gmi
-from frostglass.attacks.lomma import Lomma
-from frostglass.errors import AccessError, ConfigError, DataError
+from frostglass.attacks.model.gmi import Gmi
+from frostglass.attacks.model.lomma import Lomma
+from frostglass.core.errors import AccessError, ConfigError, DataError
+from frostglass.core.types import Images, Target
 from frostglass.priors.wgan import build_generator
-from frostglass.runtime import capture, channels_last, frozen, generator_for, seed_for, seeded
-from frostglass.types import Images, Target
+from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.hooks import capture
+from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from worlds import SHAPE, NoWork, prior, same_weights, target
 
 PICTURES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -23,7 +25,10 @@ USES = {
 }
 
 
-@pytest.mark.parametrize(("granted", "allowed"), [("labels", {"labels"}), ("scores", {"labels", "scores"}), ("gradients", set(USES))])
+@pytest.mark.parametrize(
+    ("granted", "allowed"),
+    [("labels", {"labels"}), ("scores", {"labels", "scores"}), ("gradients", set(USES))],
+)
 def test_what_is_granted_works_and_nothing_else(granted, allowed):
     view = target().view([granted])
     for name, use in USES.items():
@@ -36,7 +41,9 @@ def test_what_is_granted_works_and_nothing_else(granted, allowed):
 
 
 def test_unknown_or_no_access_is_refused():
-    with pytest.raises(ConfigError, match="access must name some of labels, scores, gradients; got weights"):
+    with pytest.raises(
+        ConfigError, match="access must name some of labels, scores, gradients; got weights"
+    ):
         target().view(["weights"])
     with pytest.raises(ConfigError, match="got nothing"):
         target().view([])
@@ -86,7 +93,16 @@ def test_capture_removes_its_hooks():
 def test_seeds_are_derived_by_path():
     assert seed_for(0, "a", 1) == seed_for(0, "a", 1)
     assert (
-        len({seed_for(0, "a", 1), seed_for(1, "a", 1), seed_for(0, "a", 2), seed_for(0, "a/1"), seed_for(0, "b", 1)}) == 4
+        len(
+            {
+                seed_for(0, "a", 1),
+                seed_for(1, "a", 1),
+                seed_for(0, "a", 2),
+                seed_for(0, "a/1"),
+                seed_for(0, "b", 1),
+            }
+        )
+        == 4
     )  # a path is its text
     assert generator_for(0, "x").initial_seed() == seed_for(0, "x")
 
@@ -95,7 +111,12 @@ def test_images_refuse_what_is_not_bytes():
     with pytest.raises(DataError, match="expected uint8 pixels of shape"):
         Images(pixels=torch.zeros(1, 3, 4, 4), labels=torch.zeros(1), names=("a",), sources=("a",))
     with pytest.raises(DataError, match="1 pictures, 2 labels and 1 sources"):
-        Images(pixels=torch.zeros(1, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(2), names=("a",), sources=("a",))
+        Images(
+            pixels=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
+            labels=torch.zeros(2),
+            names=("a",),
+            sources=("a",),
+        )
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, None])
@@ -140,17 +161,33 @@ class Numbered(nn.Module):
 def saturated(squash, gate, *noise) -> Target:
     """A bottleneck as of CALoR, so far out in its tanh that hardly any gradient comes through, behind a sigmoid."""
     with seeded(0, "tests", "saturated"):
-        layers = [nn.Conv2d(3, 4, 3, 2, 1), gate, nn.Flatten(), nn.Linear(256, 5), squash, *noise, nn.Linear(5, 4)]
+        layers = [
+            nn.Conv2d(3, 4, 3, 2, 1),
+            gate,
+            nn.Flatten(),
+            nn.Linear(256, 5),
+            squash,
+            *noise,
+            nn.Linear(5, 4),
+        ]
     with torch.no_grad():
         layers[3].weight *= 60
-    return Target(module=nn.Sequential(*layers), classes=tuple("abcd"), image_shape=SHAPE, head=str(len(layers) - 1), key="saturated")
+    return Target(
+        module=nn.Sequential(*layers),
+        classes=tuple("abcd"),
+        image_shape=SHAPE,
+        head=str(len(layers) - 1),
+        key="saturated",
+    )
 
 
 def slopes(view):
     """Logits and features of some pictures, and the gradient of a function of both."""
     pictures = PICTURES.clone().requires_grad_()
     logits, features = view.logits_and_features(pictures)
-    (slope,) = torch.autograd.grad((logits * torch.arange(1.0, 5)).sum() + features.square().sum(), pictures)
+    (slope,) = torch.autograd.grad(
+        (logits * torch.arange(1.0, 5)).sum() + features.square().sum(), pictures
+    )
     return logits.detach(), features.detach(), slope
 
 
@@ -158,7 +195,9 @@ def slopes(view):
 def test_a_straightened_view_says_the_same_and_lets_gradients_pass(samples):
     noise = [Numbered()] if samples > 1 else []
     view = saturated(nn.Tanh(), nn.Sigmoid(), *noise).view(["gradients"]).averaged(samples)
-    reference = saturated(Apply(torch.tanh), nn.Sigmoid(), *noise).view(["gradients"]).averaged(samples)
+    reference = (
+        saturated(Apply(torch.tanh), nn.Sigmoid(), *noise).view(["gradients"]).averaged(samples)
+    )
     plain, straight, slow = slopes(view), slopes(view.straightened()), slopes(reference)
     for ours, usual in zip(straight[:2], plain[:2], strict=True):
         assert torch.equal(ours, usual)
@@ -193,13 +232,18 @@ def test_a_straightened_view_leaves_no_hooks_also_after_an_exception():
     with pytest.raises(RuntimeError, match=r"expected scalar type|should be the same"):
         view.straightened().logits(PICTURES.double())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in view.module.modules())
-    assert slopes(view)[2].norm() < slopes(view.straightened())[2].norm() / 2  # the view itself stays as it was
+    assert (
+        slopes(view)[2].norm() < slopes(view.straightened())[2].norm() / 2
+    )  # the view itself stays as it was
 
 
 def test_nothing_changes_where_nothing_saturates():
     view = target().view(["gradients"])
     with frozen(view.module):
-        assert all(torch.equal(a, b) for a, b in zip(slopes(view), slopes(view.straightened()), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(slopes(view), slopes(view.straightened()), strict=True)
+        )
 
 
 def test_an_attack_looks_through_a_tanh():
@@ -210,7 +254,19 @@ def test_an_attack_looks_through_a_tanh():
         made.module[5].weight *= 8
 
     def found(**more):
-        attack = Gmi(**({"steps": 40, "lr": 0.1, "coupling": 1, "loss": "logit", "critic_weight": 0.0, "clamp": 0.0} | more))
+        attack = Gmi(
+            **(
+                {
+                    "steps": 40,
+                    "lr": 0.1,
+                    "coupling": 1,
+                    "loss": "logit",
+                    "critic_weight": 0.0,
+                    "clamp": 0.0,
+                }
+                | more
+            )
+        )
         return invert(attack, made.view(["gradients"]), prior(), seed=0, work=NoWork())
 
     begun, plain, straight = found(steps=0), found(), found(straight_through=True)
@@ -224,7 +280,10 @@ def test_an_attack_looks_through_a_tanh():
 def test_channels_last_gives_the_very_tensors_back():
     module = target().module
     module[0].weight.grad = torch.ones_like(module[0].weight)
-    before = {name: (value.data_ptr(), value.stride(), value.clone()) for name, value in module.state_dict().items()}
+    before = {
+        name: (value.data_ptr(), value.stride(), value.clone())
+        for name, value in module.state_dict().items()
+    }
     parameters = [id(p) for p in module.parameters()]
 
     def inside(fail):
@@ -242,7 +301,9 @@ def test_channels_last_gives_the_very_tensors_back():
         else:
             inside(fail)
         after = module.state_dict()
-        assert {name: (value.data_ptr(), value.stride()) for name, value in after.items()} == {n: b[:2] for n, b in before.items()}
+        assert {name: (value.data_ptr(), value.stride()) for name, value in after.items()} == {
+            n: b[:2] for n, b in before.items()
+        }
         assert all(torch.equal(after[name], value) for name, (_, _, value) in before.items())
         assert [id(p) for p in module.parameters()] == parameters
 
@@ -272,11 +333,20 @@ def convolutional(students=()):
 def test_a_module_that_insists_on_a_layout_is_attackable(known):
     found = {}
     for way in ("view", "flatten"):
-        made = Target(module=Reshaped(way), classes=tuple("abcd"), image_shape=SHAPE, head="head", key=way)
+        made = Target(
+            module=Reshaped(way), classes=tuple("abcd"), image_shape=SHAPE, head="head", key=way
+        )
         weights = made.module.conv.weight.data_ptr()
-        with pytest.raises(RuntimeError, match="view size is not compatible") if way == "view" else frozen(), channels_last(made.module):
+        with (
+            pytest.raises(RuntimeError, match="view size is not compatible")
+            if way == "view"
+            else frozen(),
+            channels_last(made.module),
+        ):
             made.module(PICTURES)
-        found[way] = invert(Gmi(steps=8, lr=0.1, coupling=1), made.view(["gradients"]), known, seed=0, work=NoWork())
+        found[way] = invert(
+            Gmi(steps=8, lr=0.1, coupling=1), made.view(["gradients"]), known, seed=0, work=NoWork()
+        )
         assert made.module.conv.weight.data_ptr() == weights
         assert same_weights(made.module, Reshaped(way))
     assert torch.allclose(found["view"].latents, found["flatten"].latents, atol=1e-3)
@@ -286,13 +356,31 @@ def test_a_module_that_insists_on_a_layout_is_attackable(known):
 def test_students_that_insist_on_a_layout_are_asked_all_the_same():
     made = target()
     found = [
-        invert(Lomma(steps=3, regulariser="off"), made.view(["gradients"]), convolutional((Reshaped(way),)), seed=0, work=NoWork())
+        invert(
+            Lomma(steps=3, regulariser="off"),
+            made.view(["gradients"]),
+            convolutional((Reshaped(way),)),
+            seed=0,
+            work=NoWork(),
+        )
         for way in ("view", "flatten")
     ]
     assert torch.allclose(found[0].latents, found[1].latents, atol=1e-3)
 
 
 def test_another_error_of_a_module_is_not_taken_for_a_layout():
-    made = Target(module=Reshaped("flatten"), classes=tuple("abcd"), image_shape=(3, 8, 8), head="head", key="wrong")
+    made = Target(
+        module=Reshaped("flatten"),
+        classes=tuple("abcd"),
+        image_shape=(3, 8, 8),
+        head="head",
+        key="wrong",
+    )
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        invert(Gmi(steps=1), made.view(["gradients"]), replace(prior(), info={"resize": True}), seed=0, work=NoWork())
+        invert(
+            Gmi(steps=1),
+            made.view(["gradients"]),
+            replace(prior(), info={"resize": True}),
+            seed=0,
+            work=NoWork(),
+        )

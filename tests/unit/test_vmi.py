@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from frostglass.attacks._search.families import Gaussian, Mixture
 from frostglass.attacks.base import invert, prior_only
-from frostglass.attacks.families import Gaussian, Mixture
-from frostglass.attacks.flow import Flow
-from frostglass.attacks.vmi import Vmi
-from frostglass.errors import ConfigError
-from frostglass.runtime import generator_for
+from frostglass.attacks.model.vmi import Vmi
+from frostglass.core.errors import ConfigError
+from frostglass.networks.flow import Flow
+from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, prior, target
 
 SHAPES = {"depth": 2, "levels": 2, "hidden": 8}
@@ -22,12 +22,28 @@ def small(**more):
 
 
 def found(attack, known=None, labels=(2,), seed=0):
-    return invert(attack, target().view(["gradients"]), known or prior(), labels=labels, seed=seed, work=NoWork())
+    return invert(
+        attack,
+        target().view(["gradients"]),
+        known or prior(),
+        labels=labels,
+        seed=seed,
+        work=NoWork(),
+    )
 
 
 def test_defaults_are_the_published_ones():
     vmi = Vmi()
-    assert (vmi.q, vmi.depth, vmi.levels, vmi.hidden, vmi.gamma, vmi.points, vmi.draws, vmi.keep) == ("flow", 10, 3, 100, 1e-3, 64, 50, 50)
+    assert (
+        vmi.q,
+        vmi.depth,
+        vmi.levels,
+        vmi.hidden,
+        vmi.gamma,
+        vmi.points,
+        vmi.draws,
+        vmi.keep,
+    ) == ("flow", 10, 3, 100, 1e-3, 64, 50, 50)
     assert (vmi.loss, vmi.weight, vmi.critic_weight, vmi.coupling) == ("ce", 1, 0, 1)
     assert (vmi.optimizer, vmi.lr, vmi.momentum, vmi.steps) == ("momentum", 1e-4, 0.9, 157 * 20)
 
@@ -41,12 +57,17 @@ def class_loss(latents, label):
 def followed(family, *, gamma, steps=3, lr=0.05, points=4, label=2):
     """Momentum written out on E[-log p_y] + γ · KL, the two with noise of their own, as the family samples and measures."""
     state, v = family.begin(torch.zeros(1, 6)), 0.0
-    dice = generator_for(0, "search", label, 0)
+    rng = generator_for(0, "search", label, 0)
     for _ in range(steps):
         state = state.detach().requires_grad_()
-        loss = class_loss(family.sample(state, torch.randn(1, points, family.noise, generator=dice))[0], label).mean()
+        loss = class_loss(
+            family.sample(state, torch.randn(1, points, family.noise, generator=rng))[0], label
+        ).mean()
         if gamma:
-            loss = loss + gamma * family.kl(state, torch.randn(1, points, family.noise, generator=dice))[0]
+            loss = (
+                loss
+                + gamma * family.kl(state, torch.randn(1, points, family.noise, generator=rng))[0]
+            )
         (gradient,) = torch.autograd.grad(loss, state)
         v = 0.9 * v + gradient
         state = state - lr * v
@@ -72,12 +93,16 @@ def test_gamma_is_felt_once(q):
 def test_the_gaussian_without_its_family():
     """z = m + L ε and torch's own KL between Gaussians, with the momentum of torch's SGD."""
     m, whole = torch.zeros(6, requires_grad=True), torch.eye(6).requires_grad_()
-    rule, dice = torch.optim.SGD([m, whole], lr=0.05, momentum=0.9), generator_for(0, "search", 2, 0)
+    rule, rng = torch.optim.SGD([m, whole], lr=0.05, momentum=0.9), generator_for(0, "search", 2, 0)
     standard = MultivariateNormal(torch.zeros(6), torch.eye(6))
     for _ in range(3):
-        latents = m + torch.randn(4, 6, generator=dice) @ whole.T
-        loss = class_loss(latents, 2).mean() + 0.3 * kl_divergence(MultivariateNormal(m, whole @ whole.T), standard)
-        torch.randn(4, 6, generator=dice)  # drawn for an estimate of KL, which this family does not need
+        latents = m + torch.randn(4, 6, generator=rng) @ whole.T
+        loss = class_loss(latents, 2).mean() + 0.3 * kl_divergence(
+            MultivariateNormal(m, whole @ whole.T), standard
+        )
+        torch.randn(
+            4, 6, generator=rng
+        )  # drawn for an estimate of KL, which this family does not need
         rule.zero_grad()
         loss.backward()
         rule.step()
@@ -96,7 +121,9 @@ def test_it_starts_at_the_generators_own_distribution(q):
     assert latents.mean().item() == pytest.approx(0, abs=0.06)
     assert latents.std().item() == pytest.approx(1, abs=0.05)
     noise = torch.randn(1, 50, 6, generator=generator_for(0, "tests"))
-    assert FAMILIES[q].kl(FAMILIES[q].begin(torch.zeros(1, 6)), noise).item() == pytest.approx(0, abs=1e-5)
+    assert FAMILIES[q].kl(FAMILIES[q].begin(torch.zeros(1, 6)), noise).item() == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 SEARCH = {"steps": 100, "points": 16, "draws": 20, "keep": 20, "lr": 0.05, "optimizer": "adam"}
@@ -105,12 +132,19 @@ SEARCH = {"steps": 100, "points": 16, "draws": 20, "keep": 20, "lr": 0.05, "opti
 @every_family
 def test_it_beats_blind_draws(q):
     """No selection: all that is drawn from q against as many blind draws."""
-    some, blind = found(small(q=q, **SEARCH), labels=(0, 1, 2, 3)), prior_only(prior(), range(4), 20, seed=0)
+    some, blind = (
+        found(small(q=q, **SEARCH), labels=(0, 1, 2, 3)),
+        prior_only(prior(), range(4), 20, seed=0),
+    )
 
     def sure(pictures):
         with torch.no_grad():
             scores = target().module.eval()(pictures.flatten(0, 1)).softmax(1)
-        return scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None]).unflatten(0, (4, 20)).mean(1)
+        return (
+            scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None])
+            .unflatten(0, (4, 20))
+            .mean(1)
+        )
 
     assert (sure(some.images) > sure(blind.images) + 0.2).all()
     assert sure(some.images).mean() > sure(blind.images).mean() + 0.4
@@ -118,7 +152,9 @@ def test_it_beats_blind_draws(q):
 
 @every_family
 def test_q_is_as_wide_and_as_unsure_as_gamma_wants_it(q):
-    some = [found(small(q=q, gamma=gamma, **SEARCH), labels=(0, 1, 2, 3)) for gamma in (0.1, 1.0, 3.0)]
+    some = [
+        found(small(q=q, gamma=gamma, **SEARCH), labels=(0, 1, 2, 3)) for gamma in (0.1, 1.0, 3.0)
+    ]
     narrow, middle, wide = (one.latents.std(1).mean().item() for one in some)
     assert narrow < middle - 0.03 < wide - 0.06
     assert wide == pytest.approx(1, abs=0.1)  # almost nothing but the prior
@@ -135,10 +171,14 @@ def test_queries_are_counted_and_foretold():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match=r"keep .9. must not exceed candidates · draws .5."):
         small(keep=9)
-    with pytest.raises(ConfigError, match="q: expected 'gaussian', 'mixture' or 'flow', got 'glow'"):
+    with pytest.raises(
+        ConfigError, match="q: expected 'gaussian', 'mixture' or 'flow', got 'glow'"
+    ):
         small(q="glow")
     with pytest.raises(ConfigError, match="gamma"):
         small(gamma=-1.0)
-    with pytest.raises(ConfigError, match=r"vmi\.critic_weight is not 0 and the prior has no critic"):
+    with pytest.raises(
+        ConfigError, match=r"vmi\.critic_weight is not 0 and the prior has no critic"
+    ):
         found(small(critic_weight=1.0), prior(critic=False))
     found(small(steps=1), prior(critic=False))

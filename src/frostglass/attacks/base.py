@@ -9,19 +9,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from frostglass.attacks.dice import LANES, filled
-from frostglass.attacks.search import Found
-from frostglass.attacks.select import best
-from frostglass.attacks.start import fresh
-from frostglass.errors import ConfigError, RunError
-from frostglass.files import Work
-from frostglass.objective import margin
-from frostglass.priors.base import Prior
-from frostglass.registry import Registry
-from frostglass.runtime import channels_last, device_of, folded, frozen, generator_for
-from frostglass.types import Capability, Reconstructions, View
+from frostglass.attacks._search.search import SearchResult
+from frostglass.attacks._search.select import best
+from frostglass.attacks._search.start import fresh
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.objective import margin
+from frostglass.core.prior import Prior
+from frostglass.core.registry import Registry
+from frostglass.core.types import Reconstructions
+from frostglass.core.views import Capability, ModelView
+from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
+from frostglass.runtime.device import device_of
+from frostglass.runtime.folding import folded
+from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.seeding import generator_for
+from frostglass.store.files import Work
 
-attacks = Registry("attack", "frostglass.attacks")
+attacks = Registry("attack", "frostglass.attacks.model")
 ROUNDING = 1e-4  # of the largest number a network puts out: more than float32 loses in a deep network, less than a wrong layer makes
 
 
@@ -41,7 +45,7 @@ class Recipe:
     """
 
     start: Callable[[Tensor], Tensor]
-    search: Callable[[Tensor, Tensor, Tensor], Found]
+    search: Callable[[Tensor, Tensor, Tensor], SearchResult]
     read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
     show: Callable[[Tensor, Tensor], Tensor] | None = None
     kept: int | None = None
@@ -69,9 +73,9 @@ class Attack:
         return self.batch
 
     @property
-    def lanes(self) -> int:
+    def batch_multiple(self) -> int:
         """Searched rows come in multiples of this, so that kernels round alike whoever shares the batch."""
-        return LANES
+        return BATCH_MULTIPLE
 
     @property
     def asked_once(self) -> int:
@@ -82,7 +86,7 @@ class Attack:
         """What one search does, in words, and the most pictures it shows to the target."""
         raise TypeError(f"{type(self).__name__} must define effort()")
 
-    def problems(self, view: View, prior: Prior) -> list[str]:
+    def problems(self, view: ModelView, prior: Prior) -> list[str]:
         """Everything that keeps this attack from running on this view and prior."""
         if not (self.asked_once and prior.condition):
             return []
@@ -91,12 +95,18 @@ class Attack:
             "use another prior, or set attack.pool to 0 where it may be"
         ]
 
-    def recipe(self, view: View, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
         raise TypeError(f"{type(self).__name__} must define recipe()")
 
 
 def invert(
-    attack: Attack, view: View, prior: Prior, *, labels: Sequence[int] | None = None, seed: int = 0, work: Work | None = None
+    attack: Attack,
+    view: ModelView,
+    prior: Prior,
+    *,
+    labels: Sequence[int] | None = None,
+    seed: int = 0,
+    work: Work | None = None,
 ) -> Reconstructions:
     """Run an attack on the given classes (all by default); one shard per identity group is kept in `work`, so a restart goes on.
 
@@ -109,8 +119,19 @@ def invert(
         raise ConfigError(
             f"target and prior must be on one device, got {device_of(view.module)} and {device_of(prior.generator)}: move one with .to()"
         )
-    with frozen(view.module, *prior.modules), channels_last(*_any_layout(view, prior)), folded(*_true_when_folded(view, prior)):
-        found = _run(attack, view.averaged(attack.samples), prior, wanted, seed=seed, work=work or Work.scratch())
+    with (
+        frozen(view.module, *prior.modules),
+        channels_last(*_any_layout(view, prior)),
+        folded(*_true_when_folded(view, prior)),
+    ):
+        found = _run(
+            attack,
+            view.averaged(attack.samples),
+            prior,
+            wanted,
+            seed=seed,
+            work=work or Work.scratch(),
+        )
     if found.partial is not None and found.partial.all():
         raise RunError(
             f"the search of none of the {len(wanted)} identities came to its end, because the attack's loss was not finite: "
@@ -119,7 +140,7 @@ def invert(
     return found
 
 
-def _any_layout(view: View, prior: Prior) -> list[nn.Module]:
+def _any_layout(view: ModelView, prior: Prior) -> list[nn.Module]:
     """All networks, or none if one of them insists on a layout, as code that reshapes by `view` may: pictures carry theirs from the generator to the others.
 
     Only a trial can tell.
@@ -135,29 +156,42 @@ def _any_layout(view: View, prior: Prior) -> list[nn.Module]:
     return networks
 
 
-def _true_when_folded(view: View, prior: Prior) -> list[nn.Module]:
+def _true_when_folded(view: ModelView, prior: Prior) -> list[nn.Module]:
     """All networks, or none if one of them answers otherwise with its batch norms folded, as one may that picks layers out of their row; a trial tells."""
     networks = [view.module, *prior.modules]
     plain = _answers(view, prior)
     with folded(*networks):
         answers = zip(_answers(view, prior), plain, strict=True)
-        alike = all((answer - usual).abs().max() <= ROUNDING * usual.abs().max() for answer, usual in answers)
+        alike = all(
+            (answer - usual).abs().max() <= ROUNDING * usual.abs().max()
+            for answer, usual in answers
+        )
     return networks if alike else []
 
 
-def _answers(view: View, prior: Prior, layout: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
+def _answers(
+    view: ModelView, prior: Prior, layout: torch.memory_format = torch.contiguous_format
+) -> list[Tensor]:
     """What every network puts out for the same two latents or pictures, always the same ones; not counted as queries, because nobody learns from it."""
-    dice, device = generator_for(0, "trial"), device_of(view.module)
+    rng, device = generator_for(0, "trial"), device_of(view.module)
     with torch.no_grad():
-        made = prior.images(prior.draw(dice, dice), torch.zeros(2, dtype=torch.long, device=device))
-        pictures = torch.rand(2, *view.image_shape, generator=dice).to(device).contiguous(memory_format=layout)
+        made = prior.images(prior.draw(rng, rng), torch.zeros(2, dtype=torch.long, device=device))
+        pictures = (
+            torch.rand(2, *view.image_shape, generator=rng)
+            .to(device)
+            .contiguous(memory_format=layout)
+        )
         return [made, *(judge(made) for judge in prior.modules[1:]), view.module(pictures)]
 
 
-def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int, work: Work) -> Reconstructions:
+def _run(
+    attack: Attack, view: ModelView, prior: Prior, wanted: Tensor, *, seed: int, work: Work
+) -> Reconstructions:
     began, before = time.perf_counter(), view.queries
     recipe = attack.recipe(view, prior, seed=seed)
-    starts = recipe.start(wanted)  # all at once: what they ask the target is then counted once, however often a run is resumed
+    starts = recipe.start(
+        wanted
+    )  # all at once: what they ask the target is then counted once, however often a run is resumed
     queries, seconds = view.queries - before, time.perf_counter() - began
     shards = []
     size = _identities(attack, starts.shape[1])
@@ -167,12 +201,17 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
         if not (saved := work.load(name)):
             began, before = time.perf_counter(), view.queries
             tensors = _shard(attack, recipe, view, prior, labels, start)
-            saved = (tensors, {"queries": view.queries - before, "seconds": time.perf_counter() - began})
+            saved = (
+                tensors,
+                {"queries": view.queries - before, "seconds": time.perf_counter() - began},
+            )
             work.save(name, *saved)
         tensors, values = saved
         shards.append(tensors)
         queries, seconds = queries + values["queries"], seconds + values["seconds"]
-        work.progress(number + 1, len(groups), f"{sum(len(s['labels']) for s in shards)} identities")
+        work.progress(
+            number + 1, len(groups), f"{sum(len(s['labels']) for s in shards)} identities"
+        )
     joined = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
     return Reconstructions(**joined, queries=queries, seconds=seconds)  # type: ignore[arg-type]
 
@@ -180,29 +219,51 @@ def _run(attack: Attack, view: View, prior: Prior, wanted: Tensor, *, seed: int,
 def _identities(attack: Attack, rows: int) -> int:
     """How many identities of so many rows make a shard: enough for a batch, or up to twice as many where less filling is then needed for each."""
     least = max(1, attack.rows // rows)
-    return min(range(least, 2 * least), key=lambda count: len(filled(count * rows, attack.lanes)) / count)
+    return min(
+        range(least, 2 * least),
+        key=lambda count: len(padded_rows(count * rows, attack.batch_multiple)) / count,
+    )
 
 
-def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Tensor, start: Tensor) -> dict[str, Tensor]:
+def _shard(
+    attack: Attack, recipe: Recipe, view: ModelView, prior: Prior, labels: Tensor, start: Tensor
+) -> dict[str, Tensor]:
     identities, rows = start.shape[:2]
     each = labels.repeat_interleave(rows).to(start.device)
     draws = torch.arange(rows, device=start.device).repeat(identities)
-    batch, most = len(filled(attack.batch)), len(filled(attack.rows, attack.lanes))
+    batch, most = (
+        len(padded_rows(attack.batch)),
+        len(padded_rows(attack.rows, attack.batch_multiple)),
+    )
     searches = math.ceil(len(each) / most)  # of about one size
-    together = len(filled(math.ceil(len(each) / searches), attack.lanes))
+    together = len(padded_rows(math.ceil(len(each) / searches), attack.batch_multiple))
     parts = []
-    for state, y, draw in zip(start.flatten(0, 1).split(together), each.split(together), draws.split(together), strict=True):
+    for state, y, draw in zip(
+        start.flatten(0, 1).split(together),
+        each.split(together),
+        draws.split(together),
+        strict=True,
+    ):
         found = recipe.search(state, y, draw)
         latents = recipe.read(found.state, y, draw)
-        pictures, score, confidence = _read_out(view, recipe.show or prior.images, latents, y, batch)
+        pictures, score, confidence = _read_out(
+            view, recipe.show or prior.images, latents, y, batch
+        )
         score = score if found.score is None else found.score[:, None].expand_as(score)
         whole = found.whole[:, None] & score.isfinite() & confidence.isfinite()
-        score = torch.where(whole, score, -torch.inf)  # what broke off is kept only where there is nothing else
+        score = torch.where(
+            whole, score, -torch.inf
+        )  # what broke off is kept only where there is nothing else
         steps = found.steps[:, None].expand_as(score)
         parts.append((score, latents[..., : recipe.kept], pictures, confidence, steps, whole))
-    columns = [torch.cat(column).unflatten(0, (identities, rows)).flatten(1, 2) for column in zip(*parts, strict=True)]
+    columns = [
+        torch.cat(column).unflatten(0, (identities, rows)).flatten(1, 2)
+        for column in zip(*parts, strict=True)
+    ]
     numbers = torch.arange(columns[0].shape[1], device=start.device).expand(identities, -1)
-    latents, pictures, confidence, steps, whole, numbers = best(columns[0], attack.keep, *columns[1:], numbers)
+    latents, pictures, confidence, steps, whole, numbers = best(
+        columns[0], attack.keep, *columns[1:], numbers
+    )
     found_here = {
         "images": pictures,
         "latents": latents,
@@ -215,7 +276,13 @@ def _shard(attack: Attack, recipe: Recipe, view: View, prior: Prior, labels: Ten
     return {"labels": labels, **{name: column.cpu() for name, column in found_here.items()}}
 
 
-def _read_out(view: View, show: Callable[[Tensor, Tensor], Tensor], latents: Tensor, labels: Tensor, batch: int) -> tuple[Tensor, ...]:
+def _read_out(
+    view: ModelView,
+    show: Callable[[Tensor, Tensor], Tensor],
+    latents: Tensor,
+    labels: Tensor,
+    batch: int,
+) -> tuple[Tensor, ...]:
     """Pictures of latents (N, D, ...) with the score by which they are kept and the target's confidence, (N, D) each."""
 
     def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -224,11 +291,16 @@ def _read_out(view: View, show: Callable[[Tensor, Tensor], Tensor], latents: Ten
             return pictures, *_liking(view, pictures, y)
 
     each = labels.repeat_interleave(latents.shape[1])
-    parts = [in_lanes(view, look, z, y) for z, y in zip(latents.flatten(0, 1).split(batch), each.split(batch), strict=True)]
-    return tuple(torch.cat(column).unflatten(0, latents.shape[:2]) for column in zip(*parts, strict=True))
+    parts = [
+        run_padded(view, look, z, y)
+        for z, y in zip(latents.flatten(0, 1).split(batch), each.split(batch), strict=True)
+    ]
+    return tuple(
+        torch.cat(column).unflatten(0, latents.shape[:2]) for column in zip(*parts, strict=True)
+    )
 
 
-def _liking(view: View, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _liking(view: ModelView, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """How well the target likes pictures as their labels, as finely as the view allows, and its probability; 1 or 0 where only labels are granted."""
     if "gradients" in view.access:
         logits = view.logits(images)
@@ -240,28 +312,36 @@ def _liking(view: View, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
     return hits, hits
 
 
-def in_lanes(view: View, work: Callable[..., tuple[Tensor, ...]], *columns: Tensor) -> tuple[Tensor, ...]:
-    """Run `work` with its rows filled up to a multiple of LANES, and hand back the real ones; filling is not counted as queries."""
-    rows = filled(real := len(columns[0])).to(columns[0].device)
+def run_padded(
+    view: ModelView, work: Callable[..., tuple[Tensor, ...]], *columns: Tensor
+) -> tuple[Tensor, ...]:
+    """Run `work` with its rows filled up to a multiple of BATCH_MULTIPLE, and hand back the real ones; filling is not counted as queries."""
+    rows = padded_rows(real := len(columns[0])).to(columns[0].device)
     before = view.queries
     results = work(*(column[rows] for column in columns))
     view.queries = before + (view.queries - before) * real // len(rows)
     return tuple(result[:real] for result in results)
 
 
-def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[str]:
+def _problems(attack: Attack, view: ModelView, prior: Prior, wanted: Tensor) -> list[str]:
     found = attack.problems(view, prior)
     if not len(wanted):
         found.append("no identity to attack: give at least one label")
     elif int(wanted.min()) < 0 or int(wanted.max()) >= view.classes:
-        found.append(f"labels must lie in 0..{view.classes - 1}, got {int(wanted.min())}..{int(wanted.max())}")
-    if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get("resize"):  # colour and grey serve each other
+        found.append(
+            f"labels must lie in 0..{view.classes - 1}, got {int(wanted.min())}..{int(wanted.max())}"
+        )
+    if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get(
+        "resize"
+    ):  # colour and grey serve each other
         made, taken = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
         found.append(
             f"the prior makes pictures of {made}, the target takes {taken}: train a prior on such pictures, or set prior.resize to true"
         )
     if prior.hints is not None and len(prior.hints) < view.classes:
-        found.append(f"the prior has hints for {len(prior.hints)} of {view.classes} classes: one for each is needed")
+        found.append(
+            f"the prior has hints for {len(prior.hints)} of {view.classes} classes: one for each is needed"
+        )
     if prior.classes and prior.classes != view.classes:
         found.append(
             f"the prior was fitted to a target of {prior.classes} classes, and this one has {view.classes}: train it again for this one"
@@ -271,7 +351,9 @@ def _problems(attack: Attack, view: View, prior: Prior, wanted: Tensor) -> list[
     return found
 
 
-def prior_only(prior: Prior, labels: Sequence[int], candidates: int, *, seed: int) -> Reconstructions:
+def prior_only(
+    prior: Prior, labels: Sequence[int], candidates: int, *, seed: int
+) -> Reconstructions:
     """The control beside every attack: random draws of the prior, handed to identities blindly.
 
     A generator that makes pictures of a class the target knows is given random classes, or it would bring the attack along. One that completes a
@@ -281,11 +363,22 @@ def prior_only(prior: Prior, labels: Sequence[int], candidates: int, *, seed: in
     latents = fresh(prior, wanted, candidates, seed=seed, purpose="prior only")
     given = wanted.repeat_interleave(candidates)
     if prior.condition == "label":
-        given = torch.randint(prior.classes, given.shape, generator=generator_for(seed, "prior only", "labels"))
+        given = torch.randint(
+            prior.classes, given.shape, generator=generator_for(seed, "prior only", "labels")
+        )
     given = given.to(latents.device)
     with frozen(*prior.modules), torch.no_grad():
-        parts = zip(latents.flatten(0, 1).split(4 * LANES), given.split(4 * LANES), strict=True)
+        parts = zip(
+            latents.flatten(0, 1).split(4 * BATCH_MULTIPLE),
+            given.split(4 * BATCH_MULTIPLE),
+            strict=True,
+        )
         images = torch.cat([prior.images(z, y) for z, y in parts]).unflatten(0, latents.shape[:2])
     return Reconstructions(
-        images=images.cpu(), labels=wanted, latents=latents.cpu(), confidence=torch.zeros(images.shape[:2]), queries=0, seconds=0.0
+        images=images.cpu(),
+        labels=wanted,
+        latents=latents.cpu(),
+        confidence=torch.zeros(images.shape[:2]),
+        queries=0,
+        seconds=0.0,
     )

@@ -24,16 +24,30 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands, help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
+    cls=Commands,
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
 )
 
 StoreOption = Annotated[
     Path,
-    typer.Option("--store", help="Folder that keeps finished steps; a run that was stopped goes on from it.", envvar="FROSTGLASS_STORE"),
+    typer.Option(
+        "--store",
+        help="Folder that keeps finished steps; a run that was stopped goes on from it.",
+        envvar="FROSTGLASS_STORE",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value for machines.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the config, e.g. attack.steps=100; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change a setting of the config, e.g. attack.steps=100; repeatable.",
+    ),
 ]
 PriorOption = Annotated[
     str | None,
@@ -44,15 +58,36 @@ PriorOption = Annotated[
     ),
 ]
 LatentOption = Annotated[
-    str | None, typer.Option("--latent", metavar="KIND:SHAPE", help="What that generator takes, e.g. normal:512 or uniform:100x1x1.")
+    str | None,
+    typer.Option(
+        "--latent",
+        metavar="KIND:SHAPE",
+        help="What that generator takes, e.g. normal:512 or uniform:100x1x1.",
+    ),
 ]
 RangeOption = Annotated[
-    str | None, typer.Option("--range", metavar="BLACK:WHITE", help="What that generator puts out for black and white; -1:1 by default.")
+    str | None,
+    typer.Option(
+        "--range",
+        metavar="BLACK:WHITE",
+        help="What that generator puts out for black and white; -1:1 by default.",
+    ),
 ]
-ResizeOption = Annotated[bool, typer.Option("--resize", help="Accept pictures of another size from that generator.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")]
-RedactOption = Annotated[bool, typer.Option("--redact", help="Blur faces and hide names in the report; the run's own files keep both.")]
+ResizeOption = Annotated[
+    bool, typer.Option("--resize", help="Accept pictures of another size from that generator.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")
+]
+RedactOption = Annotated[
+    bool,
+    typer.Option(
+        "--redact", help="Blur faces and hide names in the report; the run's own files keep both."
+    ),
+]
 STORE = Path(".frostglass")
 
 
@@ -85,8 +120,8 @@ def run(
     redact: RedactOption = False,
 ) -> None:
     """Run an experiment or a grid; run it again to resume."""
+    from frostglass.audit.config import read_with_generator
     from frostglass.cli.work import run_settings
-    from frostglass.experiments.config import read_with_generator
 
     values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
     run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
@@ -104,27 +139,40 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Report every problem of a config at once, and what it would cost; computes nothing."""
+    from frostglass.audit.config import read_with_generator
     from frostglass.cli.work import check_settings
-    from frostglass.experiments.config import read_with_generator
 
-    check_settings(read_with_generator(config, settings or (), prior, latent, span, resize=resize), store, as_json=as_json)
+    check_settings(
+        read_with_generator(config, settings or (), prior, latent, span, resize=resize),
+        store,
+        as_json=as_json,
+    )
 
 
 @app.command()
 def protect(
-    config: Annotated[Path, typer.Argument(help="A TOML file about a split model: one whose target has a cut.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the two halves, client and server.")],
-    only: Annotated[str | None, typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label.")] = None,
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file about a split model: one whose target has a cut.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the two halves, client and server.")
+    ],
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label."),
+    ] = None,
     settings: SetOption = None,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Split a model: a client that lets out protected features only, and a server that answers them."""
+    from frostglass.audit.config import read_config
     from frostglass.cli.features import protect_settings
-    from frostglass.experiments.config import read_config
 
-    protect_settings(read_config(config, settings or ()), store, out, only, as_json=as_json, threads=threads)
+    protect_settings(
+        read_config(config, settings or ()), store, out, only, as_json=as_json, threads=threads
+    )
 
 
 @app.command()
@@ -132,7 +180,9 @@ def release(
     client: Annotated[Path, typer.Argument(help="The client folder that protect wrote.")],
     pictures: Annotated[Path, typer.Argument(help="A folder of pictures.")],
     out: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the protection's random numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the protection's random numbers.")
+    ] = 0,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
@@ -146,7 +196,9 @@ def release(
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="datasets, models, defenses, priors, attacks, feature_attacks or metrics; all of them if not given."),
+        typer.Argument(
+            help="datasets, models, defenses, priors, attacks, feature_attacks or metrics; all of them if not given."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -157,7 +209,10 @@ def list_(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi.")], as_json: JsonOption = False) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi.")],
+    as_json: JsonOption = False,
+) -> None:
     """Explain a method: what it does, its parameters, its paper and where we differ from it."""
     from frostglass.cli.work import show_method
 
@@ -167,7 +222,9 @@ def show(name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi.")]
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write; its JSON goes beside it.")] = Path("report.html"),
+    out: Annotated[
+        Path, typer.Option("--out", help="The HTML file to write; its JSON goes beside it.")
+    ] = Path("report.html"),
     redact: RedactOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,7 +238,12 @@ def report(
 @app.command()
 def convert(
     kind: Annotated[str, typer.Argument(help="What the weights are of: stylegan2.")],
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A pickle of NVIDIA's; it is read as data, and no code in it is run.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="A pickle of NVIDIA's; it is read as data, and no code in it is run."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The safetensors file to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     as_json: JsonOption = False,
@@ -201,7 +263,9 @@ def doctor(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         from importlib.metadata import version as installed
 
@@ -211,7 +275,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def guarded(command: Callable[[], Any]) -> int:
     """Run a command and turn the package's own errors into one line and an exit code; anything else is a bug and keeps its traceback."""
-    from frostglass.errors import ConfigError, FrostglassError
+    from frostglass.core.errors import ConfigError, FrostglassError
 
     try:
         try:
@@ -237,7 +301,11 @@ def guarded(command: Callable[[], Any]) -> int:
 def main() -> None:
     """Entry point of the `frostglass` command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # formulas and names go to any terminal, as they do on stderr
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # formulas and names go to any terminal, as they do on stderr
     if not sys.flags.safe_path:
-        sys.path.append("")  # a model of the user's own, module:function, may lie in the current folder
+        sys.path.append(
+            ""
+        )  # a model of the user's own, module:function, may lie in the current folder
     app()

@@ -4,9 +4,18 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from frostglass.experiments.store import Event
+from frostglass.store.store import Event
 
 
 class Bars:
@@ -17,14 +26,21 @@ class Bars:
             SpinnerColumn(finished_text="✓"), TextColumn("{task.description:<11}"), BarColumn(bar_width=30), MofNCompleteColumn(),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("[dim]{task.fields[note]}"),
         )  # fmt: skip
-        self._bars = Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
+        self._bars = Progress(
+            *columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()
+        )
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "Bars":
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._bars.stop()
 
     def __call__(self, event: Event) -> None:

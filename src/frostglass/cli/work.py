@@ -16,36 +16,45 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from frostglass.audit.catalogue import KINDS, describe, entries
+from frostglass.audit.config import Experiment, experiments
+from frostglass.audit.features import is_about_features
+from frostglass.audit.grid import A, Run, run_all, summary, versions, write_run
 from frostglass.cli.progress import Bars
-from frostglass.errors import ConfigError, RunError
-from frostglass.experiments.catalogue import KINDS, describe, entries
-from frostglass.experiments.config import Experiment, experiments
-from frostglass.experiments.cost import estimate, problems
-from frostglass.experiments.features import is_about_features
-from frostglass.experiments.grid import A, Run, run_all, summary, versions, write_run
-from frostglass.experiments.store import Store
-from frostglass.priors.nvidia import KIND, convert_stylegan2
-from frostglass.registry import nearest
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.registry import nearest
+from frostglass.networks.stylegan2.nvidia import KIND, convert_stylegan2
+from frostglass.plan.cost import estimate, problems
 from frostglass.report.build import build_report
 from frostglass.report.runs import FILES
-from frostglass.runtime import default_device, keep_memory
+from frostglass.runtime.device import default_device
+from frostglass.runtime.memory import keep_freed_memory
+from frostglass.store.store import Store
 
 
 def demo_settings() -> dict[str, Any]:
     """The config of the demo, which ships with the package."""
     import tomllib
 
-    return tomllib.loads(resources.files("frostglass.experiments").joinpath("demo.toml").read_text())
+    return tomllib.loads(resources.files("frostglass.audit").joinpath("demo.toml").read_text())
 
 
 def prepare(threads: int | None) -> None:
     """What this process does before long work."""
-    keep_memory()
+    keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
 
 
-def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None, redact: bool) -> None:
+def run_settings(
+    settings: dict[str, Any],
+    store: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
+    threads: int | None,
+    redact: bool,
+) -> None:
     """Run a config, write its run folder and report, print the scores; fails when an audit proves nothing."""
     if is_about_features(settings):
         from frostglass.cli.features import run_feature_settings
@@ -56,7 +65,9 @@ def run_settings(settings: dict[str, Any], store: Path, out: Path | None, *, as_
     folder = run_folder(out, _ready(settings, store)[0][1].name)
     with Bars() as bars:
         result = run_all(settings, Store(store, listener=bars))
-    conclude(result, folder, store, write_run, summary, _print_scores, as_json=as_json, redact=redact)
+    conclude(
+        result, folder, store, write_run, summary, _print_scores, as_json=as_json, redact=redact
+    )
 
 
 def conclude(
@@ -74,7 +85,9 @@ def conclude(
     try:
         write(result, folder)
     except OSError as error:
-        raise RunError(f"cannot write {folder} ({error.strerror}): what was computed is in {store}; give another --out") from error
+        raise RunError(
+            f"cannot write {folder} ({error.strerror}): what was computed is in {store}; give another --out"
+        ) from error
     page = build_report([folder], folder / "report.html", redact=redact)
     facts = summarise(result)
     if as_json:
@@ -84,7 +97,12 @@ def conclude(
         print(f"report: {page}")
     if result.failed or result.vacuous:
         raise RunError(
-            "; ".join([*(f"FAILED: {reason}" for reason in result.failed), *(f"VACUOUS: {reason}" for reason in result.vacuous)])
+            "; ".join(
+                [
+                    *(f"FAILED: {reason}" for reason in result.failed),
+                    *(f"VACUOUS: {reason}" for reason in result.vacuous),
+                ]
+            )
         )
 
 
@@ -109,26 +127,38 @@ def check_device() -> None:
         torch.zeros(1, device=default_device())
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"FROSTGLASS_DEVICE names no device of this machine ({reason}): set it to cpu, or leave it out") from error
+        raise ConfigError(
+            f"FROSTGLASS_DEVICE names no device of this machine ({reason}): set it to cpu, or leave it out"
+        ) from error
 
 
 def run_folder(out: Path | None, name: str) -> Path:
     """Where the run goes; refused now if it cannot be written, and not after hours of work."""
     if out is None and not re.fullmatch(r"\w[\w .+-]*", name):
-        raise ConfigError(f"name: expected letters, digits, spaces, '.', '+' or '-', because the run's folder is named so; got {name!r}")
+        raise ConfigError(
+            f"name: expected letters, digits, spaces, '.', '+' or '-', because the run's folder is named so; got {name!r}"
+        )
     folder = out or Path("runs") / name
     check_writable("--out", folder)
     if strange := _not_of_a_run(folder):
-        raise ConfigError(f"--out {folder} holds other things than a run, such as {strange}: give a new folder, or that of an earlier run")
+        raise ConfigError(
+            f"--out {folder} holds other things than a run, such as {strange}: give a new folder, or that of an earlier run"
+        )
     return folder
 
 
 def _not_of_a_run(folder: Path) -> str:
     """The name of something in a folder that no run wrote; "" if there is nothing, or if it lies beside a whole run."""
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")) if folder.is_dir() else []
+    names = (
+        sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+        if folder.is_dir()
+        else []
+    )
     if set(FILES) <= set(names):
         return ""
-    return next((name for name in names if name not in FILES or name == "run.json"), "")  # that comes last; what a killed run left has none
+    return next(
+        (name for name in names if name not in FILES or name == "run.json"), ""
+    )  # that comes last; what a killed run left has none
 
 
 def check_writable(option: str, folder: Path) -> None:
@@ -144,12 +174,16 @@ def _writable(folder: Path) -> bool:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    return next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place)
+    )
 
 
 def _print_scores(facts: dict[str, Any]) -> None:
     judges = [f"top1_{number}" for number in range(1, len(facts["evaluators"]) + 1)]
-    table = Table(title=f"{facts['name']}: {len(facts['identities'])} people attacked", title_justify="left")
+    table = Table(
+        title=f"{facts['name']}: {len(facts['identities'])} people attacked", title_justify="left"
+    )
     for column in (
         "audit",
         "accuracy",
@@ -160,7 +194,12 @@ def _print_scores(facts: dict[str, Any]) -> None:
         "seconds",
     ):
         # A long label wraps; a figure never loses a digit.
-        table.add_column(column, justify="left" if column == "audit" else "right", no_wrap=column != "audit", overflow="fold")
+        table.add_column(
+            column,
+            justify="left" if column == "audit" else "right",
+            no_wrap=column != "audit",
+            overflow="fold",
+        )
     for audit in facts["audits"]:
         scores = audit["scores"]
         table.add_row(
@@ -174,7 +213,9 @@ def _print_scores(facts: dict[str, Any]) -> None:
         )
     console(130).print(table)
     accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
-    print("judge N: rebuilt people it recognises; prior only: the same for blind draws; target: pictures the attacked model itself accepts")
+    print(
+        "judge N: rebuilt people it recognises; prior only: the same for blind draws; target: pictures the attacked model itself accepts"
+    )
     print(f"judges' own accuracy on held-out pictures: {accuracy}")
     for audit in facts["audits"]:
         for warning in audit["controls"]["warnings"]:
@@ -210,7 +251,12 @@ def print_costs(costs: dict[str, Any], *, as_json: bool) -> None:
     for column in ("step", "for", "work", "about"):
         table.add_column(column, justify="right" if column == "about" else "left")
     for row in costs["steps"]:
-        table.add_row(row["step"], row["label"], row["work"], "done" if row["done"] else _duration(row["seconds"]))
+        table.add_row(
+            row["step"],
+            row["label"],
+            row["work"],
+            "done" if row["done"] else _duration(row["seconds"]),
+        )
     console(110).print(table)
     unknown = costs["memory_unknown"]
     where = f" ({costs['memory_step']})" if costs["memory_step"] else ""
@@ -221,7 +267,13 @@ def print_costs(costs: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def list_kind(kind: str | None, *, as_json: bool) -> None:
@@ -231,7 +283,9 @@ def list_kind(kind: str | None, *, as_json: bool) -> None:
         return
     if kind is None:
         for each in KINDS:
-            print(f"{each:<16} {', '.join(entry['name'] for entry in found if entry['kind'] == each)}")
+            print(
+                f"{each:<16} {', '.join(entry['name'] for entry in found if entry['kind'] == each)}"
+            )
         print("frostglass list KIND says what each is, frostglass show NAME all about one")
         return
     for entry in found:
@@ -252,13 +306,17 @@ def show_method(name: str, *, as_json: bool) -> None:
         print("\nParameters:")
         for parameter in facts["parameters"]:
             given = "" if parameter["required"] else f" = {parameter['default']!r}"
-            print(f"  {parameter['name']}{given}  ({parameter['type']}{', required' if parameter['required'] else ''})")
+            print(
+                f"  {parameter['name']}{given}  ({parameter['type']}{', required' if parameter['required'] else ''})"
+            )
     if facts["arguments"]:
         print("\n" + facts["arguments"])
     if facts["variants"]:
         print('\nVariants, for example variant = "' + facts["variants"][0]["name"] + '":')
         for variant in facts["variants"]:
-            sets = ", ".join(f"{name} = {json.dumps(value)}" for name, value in variant["sets"].items())
+            sets = ", ".join(
+                f"{name} = {json.dumps(value)}" for name, value in variant["sets"].items()
+            )
             print(f"  {variant['name']:<13} {variant['why']} ({sets})")
 
 
@@ -288,7 +346,9 @@ def diagnose(store: Path, *, as_json: bool) -> None:
         "versions": versions(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1) if hasattr(os, "sysconf") else None,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+        if hasattr(os, "sysconf")
+        else None,
         "free_disk_gib": round(shutil.disk_usage(_existing(store)).free / 2**30, 1),
         "cuda": torch.cuda.is_available(),
         "device": str(default_device()),
@@ -300,5 +360,7 @@ def diagnose(store: Path, *, as_json: bool) -> None:
         print(json.dumps(facts))
         return
     for name, value in facts.items():
-        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        shown = (
+            ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        )
         print(f"{name:<15} {shown}")

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.errors import ConfigError
-from frostglass.registry import Registry
-from frostglass.types import Images, Shape
+from frostglass.core.errors import ConfigError
+from frostglass.core.registry import Registry
+from frostglass.core.types import Images, Shape
 
 datasets = Registry("dataset", "frostglass.data")
 
@@ -49,20 +49,26 @@ def check_digits(private: Sequence[int], public: Sequence[int]) -> None:
     """Refuse classes that are private and public, or that are given twice."""
     both = sorted(set(private) & set(public))
     if both:
-        raise ConfigError(f"{listed(both)} in both private_classes and public_classes: an identity is either private or public")
+        raise ConfigError(
+            f"{listed(both)} in both private_classes and public_classes: an identity is either private or public"
+        )
     for side, classes in (("private_classes", private), ("public_classes", public)):
         twice = sorted({digit for digit in classes if list(classes).count(digit) > 1})
         if twice:
             raise ConfigError(f"{listed(twice)} given twice in {side}: name each class once")
 
 
-def digit_table(pixels: Tensor, labels: Tensor, digits: Sequence[int], source: str, most: int | None = None) -> Images:
+def digit_table(
+    pixels: Tensor, labels: Tensor, digits: Sequence[int], source: str, most: int | None = None
+) -> Images:
     """The pictures of some digits as a table with one identity a digit, in the order given; at most the first `most` of each."""
     index = [(labels == digit).nonzero().flatten()[:most] for digit in digits]
     rows = torch.cat(index)
     return Images(
         pixels=pixels[rows],
-        labels=torch.arange(len(digits)).repeat_interleave(torch.tensor([len(one) for one in index])),
+        labels=torch.arange(len(digits)).repeat_interleave(
+            torch.tensor([len(one) for one in index])
+        ),
         names=tuple(f"digit {digit}" for digit in digits),
         sources=tuple(f"{source} {row}" for row in rows.tolist()),
     )

@@ -6,10 +6,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from frostglass.checks import parameters
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Images, Shape
 from frostglass.data import base
-from frostglass.data.images import resized
-from frostglass.types import Images, Shape
+from frostglass.data._images import resized
 
 
 @base.datasets.register
@@ -33,7 +33,11 @@ class Digits:
         return (1, self.size, self.size)
 
     def counts(self) -> tuple[int, int, int]:
-        return len(self.private_classes), 180 * len(self.private_classes), 180 * len(self.public_classes)
+        return (
+            len(self.private_classes),
+            180 * len(self.private_classes),
+            180 * len(self.public_classes),
+        )
 
     def public_people(self) -> list[int]:
         return [180] * len(self.public_classes)
@@ -48,5 +52,8 @@ class Digits:
         levels = torch.from_numpy(bundle.images)  # whole numbers 0..16
         pixels = resized((levels * 255 / 16).round().byte().unsqueeze(1), self.size)
         labels = torch.from_numpy(bundle.target)
-        private, public = (base.digit_table(pixels, labels, digits, "digits") for digits in (self.private_classes, self.public_classes))
+        private, public = (
+            base.digit_table(pixels, labels, digits, "digits")
+            for digits in (self.private_classes, self.public_classes)
+        )
         return private, public

@@ -7,13 +7,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.checks import parameters
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Images, Shape
+from frostglass.data._people import ATTRIBUTES, attributes, moods, traits
+from frostglass.data._portrait import draw
 from frostglass.data.base import datasets
-from frostglass.data.people import ATTRIBUTES, attributes, moods, traits
-from frostglass.data.portrait import draw
-from frostglass.types import Images, Shape
 
-PUBLIC_START = 1_000_000  # private people are numbered from 0, public ones from here: the two never meet
+PUBLIC_START = (
+    1_000_000  # private people are numbered from 0, public ones from here: the two never meet
+)
 
 
 def photograph(world: int, identities: Tensor, photos: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -56,7 +58,11 @@ class Faces:
         return (3, self.size, self.size)
 
     def counts(self) -> tuple[int, int, int]:
-        return self.identities, self.identities * self.images, self.public_identities * self.public_images
+        return (
+            self.identities,
+            self.identities * self.images,
+            self.public_identities * self.public_images,
+        )
 
     def public_people(self) -> list[int]:
         return [self.public_images] * self.public_identities
@@ -81,7 +87,10 @@ class Faces:
             pixels=pixels,
             labels=labels,
             names=tuple(f"person {number}" for number in range(first, first + identities)),
-            sources=tuple(f"faces:{self.world}/{first + who}/{shot}" for who, shot in zip(labels.tolist(), photos.tolist(), strict=True)),
+            sources=tuple(
+                f"faces:{self.world}/{first + who}/{shot}"
+                for who, shot in zip(labels.tolist(), photos.tolist(), strict=True)
+            ),
             attributes=marks,
             attribute_names=ATTRIBUTES,
         )

@@ -9,12 +9,12 @@ from typing import Annotated, Literal, NamedTuple, NoReturn
 import torch
 from pydantic import Field
 
-from frostglass.checks import parameters
-from frostglass.data.attributes import Attributes
+from frostglass.core.errors import DataError
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Images, Shape
+from frostglass.data._attributes import Attributes
+from frostglass.data._images import SUFFIXES, Crop, read_images
 from frostglass.data.base import datasets, listed
-from frostglass.data.images import SUFFIXES, Crop, read_images
-from frostglass.errors import DataError
-from frostglass.types import Images, Shape
 
 log = logging.getLogger(__name__)
 
@@ -76,22 +76,41 @@ class Folder:
     def constant_attributes(self) -> tuple[str, ...]:
         """Those that all private pictures have, or none: nothing can be learned of them."""
         names, marks, _ = self._told(_catalogue(self.private), _catalogue(self.public))
-        return () if marks is None else tuple(name for name, mark in zip(names, marks.T, strict=True) if mark.all() or not mark.any())
+        return (
+            ()
+            if marks is None
+            else tuple(
+                name
+                for name, mark in zip(names, marks.T, strict=True)
+                if mark.all() or not mark.any()
+            )
+        )
 
     def tables(self) -> tuple[Images, Images]:
         private, public = _catalogue(self.private), _catalogue(self.public)
         for side in (private, public):
             if side.others:  # told here only: files are listed several times in a run
-                log.warning("%s: passed over %d files without an image suffix: %s", side.root, len(side.others), listed(side.others))
+                log.warning(
+                    "%s: passed over %d files without an image suffix: %s",
+                    side.root,
+                    len(side.others),
+                    listed(side.others),
+                )
         if not private.names:
-            raise DataError(f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it")
+            raise DataError(
+                f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it"
+            )
         names, ours, theirs = self._told(private, public)  # first: reading pictures takes longer
         # One call for both sides, so that one error names all bad files.
-        pixels = read_images(private.files + public.files, size=self.size, channels=self.channels, crop=self.crop)
+        pixels = read_images(
+            private.files + public.files, size=self.size, channels=self.channels, crop=self.crop
+        )
         parts = pixels[: len(private.files)], pixels[len(private.files) :]
         return private.table(parts[0], ours, names), public.table(parts[1], theirs, names)
 
-    def _told(self, private: "_Catalogue", public: "_Catalogue") -> tuple[tuple[str, ...], torch.Tensor | None, torch.Tensor | None]:
+    def _told(
+        self, private: "_Catalogue", public: "_Catalogue"
+    ) -> tuple[tuple[str, ...], torch.Tensor | None, torch.Tensor | None]:
         """The names of attributes, and which of them private and public pictures have; None without a table, or where it leaves public ones out."""
         if self.attributes is None:
             return (), None, None
@@ -110,7 +129,9 @@ class _Catalogue(NamedTuple):
     def sources(self) -> list[str]:
         return [file.relative_to(self.root).as_posix() for file in self.files]
 
-    def table(self, pixels: torch.Tensor, attributes: torch.Tensor | None, names: tuple[str, ...]) -> Images:
+    def table(
+        self, pixels: torch.Tensor, attributes: torch.Tensor | None, names: tuple[str, ...]
+    ) -> Images:
         return Images(
             pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=tuple(self.sources),
             attributes=attributes, attribute_names=() if attributes is None else names,
@@ -121,7 +142,9 @@ def _catalogue(root: Path) -> _Catalogue:
     """The picture files of one side; no names where the pictures lie loose."""
     root = root.expanduser()
     if not root.is_dir():
-        raise DataError(f"no folder at {root}: expected one with a sub-folder of pictures per identity")
+        raise DataError(
+            f"no folder at {root}: expected one with a sub-folder of pictures per identity"
+        )
     try:
         entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
     except OSError as error:
@@ -132,7 +155,9 @@ def _catalogue(root: Path) -> _Catalogue:
     everything = loose + [file for files in found.values() for file in files]
     others = [file for file in everything if not _is_picture(file)]
     if len(others) == len(everything):
-        raise DataError(f"no pictures in {root} ({len(others)} other files): expected files ending in {', '.join(sorted(SUFFIXES))}")
+        raise DataError(
+            f"no pictures in {root} ({len(others)} other files): expected files ending in {', '.join(sorted(SUFFIXES))}"
+        )
     loose = [file for file in loose if _is_picture(file)]
     if loose and folders:
         raise DataError(
@@ -141,13 +166,20 @@ def _catalogue(root: Path) -> _Catalogue:
     if loose:
         return _Catalogue(root, loose, [-1] * len(loose), [], others)
 
-    pictures = {folder.name: [file for file in files if _is_picture(file)] for folder, files in found.items()}
+    pictures = {
+        folder.name: [file for file in files if _is_picture(file)]
+        for folder, files in found.items()
+    }
     empty = [name for name, files in pictures.items() if not files]
     if empty:
-        raise DataError(f"{len(empty)} sub-folders of {root} hold no pictures: {listed(empty)}; fill or remove them")
+        raise DataError(
+            f"{len(empty)} sub-folders of {root} hold no pictures: {listed(empty)}; fill or remove them"
+        )
     unreadable = [repr(name) for name in pictures if name.encode(errors="replace").decode() != name]
     if unreadable:
-        raise DataError(f"{len(unreadable)} sub-folders of {root} have names that are not UTF-8: {listed(unreadable)}; rename them")
+        raise DataError(
+            f"{len(unreadable)} sub-folders of {root} have names that are not UTF-8: {listed(unreadable)}; rename them"
+        )
     files = [file for group in pictures.values() for file in group]
     labels = [label for label, group in enumerate(pictures.values()) for _ in group]
     return _Catalogue(root, files, labels, list(pictures), others)
@@ -159,7 +191,9 @@ def pictures_in(root: Path) -> list[Path]:
 
 
 def _refuse(error: OSError) -> NoReturn:
-    raise DataError(f"cannot list {error.filename} ({error.strerror}): the folder of every identity must be readable") from error
+    raise DataError(
+        f"cannot list {error.filename} ({error.strerror}): the folder of every identity must be readable"
+    ) from error
 
 
 def _files(folder: Path) -> list[Path]:

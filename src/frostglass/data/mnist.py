@@ -11,11 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.checks import parameters
+from frostglass.core.errors import DataError
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Images, Shape
 from frostglass.data import base
-from frostglass.data.images import resized
-from frostglass.errors import DataError
-from frostglass.types import Images, Shape
+from frostglass.data._images import resized
 
 UNSIGNED_BYTES = 0x08
 
@@ -45,13 +45,20 @@ class Mnist:
 
     def counts(self) -> tuple[int, int, int]:
         each = min(6000, self.images_per_class or 6000)
-        return len(self.private_classes), each * len(self.private_classes), each * len(self.public_classes)
+        return (
+            len(self.private_classes),
+            each * len(self.private_classes),
+            each * len(self.public_classes),
+        )
 
     def public_people(self) -> list[int]:
         return [min(6000, self.images_per_class or 6000)] * len(self.public_classes)
 
     def files(self) -> list[Path]:
-        return [_find(self.root, name) for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
+        return [
+            _find(self.root, name)
+            for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+        ]
 
     def tables(self) -> tuple[Images, Images]:
         pixels = read_idx(_find(self.root, "train-images-idx3-ubyte"), dims=3)
@@ -63,7 +70,11 @@ class Mnist:
         if labels.max() > 9:
             raise DataError(f"{self.root} holds the MNIST label {labels.max()}: expected 0 to 9")
         private, public = (
-            self._resized(base.digit_table(pixels.unsqueeze(1), labels, digits, "mnist train", self.images_per_class))
+            self._resized(
+                base.digit_table(
+                    pixels.unsqueeze(1), labels, digits, "mnist train", self.images_per_class
+                )
+            )
             for digits in (self.private_classes, self.public_classes)
         )
         return private, public
@@ -77,7 +88,9 @@ def _find(root: Path, name: str) -> Path:
         for file in (folder / name, folder / f"{name}.gz"):
             if file.is_file():
                 return file
-    raise DataError(f"no {name} or {name}.gz in {root} or {root / 'MNIST' / 'raw'}: put MNIST's files there or correct root")
+    raise DataError(
+        f"no {name} or {name}.gz in {root} or {root / 'MNIST' / 'raw'}: put MNIST's files there or correct root"
+    )
 
 
 def read_idx(path: Path, dims: int) -> Tensor:
@@ -88,9 +101,13 @@ def read_idx(path: Path, dims: int) -> Tensor:
         raise DataError(f"{path} cannot be read ({error}): fetch it again") from error
     expected = bytes([0, 0, UNSIGNED_BYTES, dims])
     if data[:4] != expected:
-        raise DataError(f"{path} starts with {data[:4].hex() or 'nothing'}, expected {expected.hex()} (idx, bytes, {dims} dimensions)")
+        raise DataError(
+            f"{path} starts with {data[:4].hex() or 'nothing'}, expected {expected.hex()} (idx, bytes, {dims} dimensions)"
+        )
     start = 4 + 4 * dims
     shape = [int.from_bytes(data[place : place + 4], "big") for place in range(4, start, 4)]
     if len(data) - start != math.prod(shape) or not all(shape):
-        raise DataError(f"{path} has {len(data)} bytes, which its dimensions {shape} do not account for: fetch it again")
+        raise DataError(
+            f"{path} has {len(data)} bytes, which its dimensions {shape} do not account for: fetch it again"
+        )
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy())

@@ -8,33 +8,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frostglass.files import Work
-from frostglass.priors.base import Prior
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.registry import Registry
-from frostglass.types import Images, Shape, Target
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.prior import Prior
+from frostglass.core.registry import Registry
+from frostglass.core.types import Images, Shape, Target
+from frostglass.store.files import Work
 
-defenses = Registry("defense", "frostglass.defenses")
+defenses = Registry("defense", "frostglass.defenses.training", "frostglass.defenses.release")
 
-Part = Literal["head", "classification loss", "batches", "starting weights", "training of the encoder"]
+Part = Literal[
+    "head", "classification loss", "batches", "starting weights", "training of the encoder"
+]
 
 
 @dataclass(frozen=True)
-class Moment:
+class TrainingProgress:
     """Where training stands: epoch 0 is the first of `epochs`."""
 
     epoch: int
     epochs: int
 
     @property
-    def progress(self) -> float:
+    def fraction(self) -> float:
         """Share of the epochs already finished, in [0, 1)."""
         return self.epoch / self.epochs
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss may look at: images in [0, 1], labels, logits, the outputs of tapped layers by name, the moment.
+    """What a loss may look at: images in [0, 1], labels, logits, the outputs of tapped layers by name, the progress.
 
     `inputs` are the images as the network sees them, where it normalises them first.
     """
@@ -43,7 +45,7 @@ class Batch:
     labels: Tensor
     logits: Tensor
     tapped: Mapping[str, Tensor]
-    moment: Moment
+    progress: TrainingProgress
     inputs: Tensor | None = None
 
 
@@ -57,7 +59,11 @@ class Term:
 
 def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy: of the class (N,) of each picture, or the mean over attributes (N, K), each of which it has or not."""
-    return F.cross_entropy(logits, labels) if labels.ndim == 1 else F.binary_cross_entropy_with_logits(logits, labels)
+    return (
+        F.cross_entropy(logits, labels)
+        if labels.ndim == 1
+        else F.binary_cross_entropy_with_logits(logits, labels)
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Opponent(Protocol):
     Its draws come from seeds of its own, so that a training that was killed goes on with the same result from `tensors`.
     """
 
-    def turn(self, moment: Moment, number: int) -> None:
+    def turn(self, progress: TrainingProgress, number: int) -> None:
         """Learn against the network as it is, before the step of batch `number`; the network's weights, statistics and modes stay as they are."""
 
     def losses(self, batch: Batch) -> dict[str, Term]:
@@ -116,7 +122,9 @@ class Defense:
 
     name: ClassVar[str]
     off: ClassVar[Mapping[str, Any]]
-    takes_attributes: ClassVar[bool] = False  # whether it also serves where a picture has attributes instead of one class
+    takes_attributes: ClassVar[bool] = (
+        False  # whether it also serves where a picture has attributes instead of one class
+    )
     releases: ClassVar[bool] = False
 
     @property
@@ -136,7 +144,7 @@ class Defense:
         """Whether it needs the gradient of each sample on its own."""
         return False
 
-    def beside_gradients(self) -> str | None:
+    def non_gradient_leakage(self) -> str | None:
         """How private pictures shape the network other than through the gradients of the training itself, if they do."""
         return None
 
@@ -159,15 +167,21 @@ class Defense:
     def begin(self, target: Target, images: Images, *, seed: int) -> None:
         """Look at the private training pictures once, before the first epoch; may set which weights learn."""
 
-    def optimizer(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
+    def optimizer(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, size: Size
+    ) -> torch.optim.Optimizer:
         """Come between the gradients and the weights."""
         return optimizer
 
-    def opponent(self, target: Target, public: Images, perceptual: Target | None, *, seed: int) -> Opponent | None:
+    def opponent(
+        self, target: Target, public: Images, perceptual: Target | None, *, seed: int
+    ) -> Opponent | None:
         """A simulated attacker to train against, who owns the public pictures."""
         return None
 
-    def release(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, *, seed: int, work: Work) -> Release:
+    def release(
+        self, encoder: nn.Module, images: Tensor, assets: Assets, *, seed: int, work: Work
+    ) -> Release:
         """The features to let out for pictures; needs `releases`. What is finished is kept in `work`, so that a release that was stopped goes on."""
         raise TypeError(f"{type(self).__name__} must define release()")
 
@@ -175,14 +189,16 @@ class Defense:
         """Everything that keeps `release` from protecting so many pictures of this shape with this prior; nothing is computed."""
         return []
 
-    def efforts(self, encoder: nn.Module, images: Tensor, knowledge: Knowledge, pictures: int) -> Iterator[tuple[Callable[[], Any], float]]:
+    def efforts(
+        self, encoder: nn.Module, images: Tensor, assets: Assets, pictures: int
+    ) -> Iterator[tuple[Callable[[], Any], float]]:
         """Pieces of the work of `release`, to be timed on a few images, and how often each is done for so many pictures."""
         yield from ()
 
     def modes(self, target: Target) -> None:
         """Put layers out of training mode again, at the start of each epoch."""
 
-    def batches(self, labels: Tensor, size: int, dice: torch.Generator) -> list[Tensor]:
+    def batches(self, labels: Tensor, size: int, rng: torch.Generator) -> list[Tensor]:
         """Which pictures form the batches of an epoch; needs "batches" in `replaces`. An empty batch is a step without pictures."""
         raise TypeError(f"{type(self).__name__} must define batches()")
 
@@ -194,8 +210,8 @@ class Defense:
         """Named terms to add to the objective."""
         return {}
 
-    def settled(self, moment: Moment) -> bool:
-        """Whether the defense is at full strength; only epochs at which all are settled may be selected as the result."""
+    def at_full_strength(self, progress: TrainingProgress) -> bool:
+        """Whether the defense is at full strength; only epochs at which all are at_full_strength may be selected as the result."""
         return True
 
     def facts(self, target: Target, size: Size) -> dict[str, Any]:

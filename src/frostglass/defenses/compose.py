@@ -8,9 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostglass.defenses.base import Batch, Defense, Moment, Opponent, Part, Size, Stage, Term, task_loss
-from frostglass.errors import ConfigError
-from frostglass.types import Images, Target
+from frostglass.core.errors import ConfigError
+from frostglass.core.types import Images, Target
+from frostglass.defenses.base import (
+    Batch,
+    Defense,
+    Opponent,
+    Part,
+    Size,
+    Stage,
+    Term,
+    TrainingProgress,
+    task_loss,
+)
 
 
 def conflicts(defenses: Sequence[Defense]) -> list[str]:
@@ -23,7 +33,7 @@ def conflicts(defenses: Sequence[Defense]) -> list[str]:
     unseen = [
         f"{one.name} {way}, where {other.name} adds no noise: leave that out, or keep one of them"
         for one, other in permutations(defenses, 2)
-        if (way := one.beside_gradients()) and other.separates_samples()
+        if (way := one.non_gradient_leakage()) and other.separates_samples()
     ]
     return (
         coupled
@@ -32,7 +42,10 @@ def conflicts(defenses: Sequence[Defense]) -> list[str]:
             f"{one.name} and {other.name} both replace the {part}: keep one of them"
             for one, other in combinations(defenses, 2)
             for part in sorted(one.replaces() & other.replaces())
-            if not ((one.couples_samples() and other.separates_samples()) or (one.separates_samples() and other.couples_samples()))
+            if not (
+                (one.couples_samples() and other.separates_samples())
+                or (one.separates_samples() and other.couples_samples())
+            )
         ]
     )
 
@@ -67,7 +80,11 @@ def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target
 
 
 def problems(defenses: Sequence[Defense], target: Target, size: Size) -> list[str]:
-    return [f"{defense.name}: {problem}" for defense in defenses for problem in defense.problems(target, size)]
+    return [
+        f"{defense.name}: {problem}"
+        for defense in defenses
+        for problem in defense.problems(target, size)
+    ]
 
 
 def begin(defenses: Sequence[Defense], target: Target, images: Images, *, seed: int) -> None:
@@ -75,14 +92,27 @@ def begin(defenses: Sequence[Defense], target: Target, images: Images, *, seed: 
         defense.begin(target, images, seed=seed)
 
 
-def optimizer(defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.Optimizer, size: Size) -> torch.optim.Optimizer:
+def optimizer(
+    defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.Optimizer, size: Size
+) -> torch.optim.Optimizer:
     for defense in defenses:
         rule = defense.optimizer(module, rule, size)
     return rule
 
 
-def opponents(defenses: Sequence[Defense], target: Target, public: Images, perceptual: Target | None, *, seed: int) -> list[Opponent]:
-    return [opponent for defense in defenses if (opponent := defense.opponent(target, public, perceptual, seed=seed))]
+def opponents(
+    defenses: Sequence[Defense],
+    target: Target,
+    public: Images,
+    perceptual: Target | None,
+    *,
+    seed: int,
+) -> list[Opponent]:
+    return [
+        opponent
+        for defense in defenses
+        if (opponent := defense.opponent(target, public, perceptual, seed=seed))
+    ]
 
 
 def modes(defenses: Sequence[Defense], target: Target) -> None:
@@ -101,7 +131,10 @@ def taps(defenses: Sequence[Defense], target: Target) -> list[tuple[str, ...]]:
 
 
 def losses(
-    defenses: Sequence[Defense], batch: Batch, taps: Sequence[tuple[str, ...]], opponents: Sequence[Opponent] = ()
+    defenses: Sequence[Defense],
+    batch: Batch,
+    taps: Sequence[tuple[str, ...]],
+    opponents: Sequence[Opponent] = (),
 ) -> dict[str, Term]:
     """All terms of the objective; cross-entropy unless a defense replaces it. Each defense sees the layers it asked for and no others."""
     terms: dict[str, Term] = {}
@@ -111,15 +144,17 @@ def losses(
         own = replace(batch, tapped={name: batch.tapped[name] for name in names})
         for name, term in defense.losses(own).items():
             if name in terms:
-                raise ConfigError(f"{defense.name} adds a second loss term named {name}: each term needs a name of its own")
+                raise ConfigError(
+                    f"{defense.name} adds a second loss term named {name}: each term needs a name of its own"
+                )
             terms[name] = term
     for opponent in opponents:
         terms |= opponent.losses(batch)
     return terms
 
 
-def settled(defenses: Sequence[Defense], moment: Moment) -> bool:
-    return all(defense.settled(moment) for defense in defenses)
+def at_full_strength(defenses: Sequence[Defense], progress: TrainingProgress) -> bool:
+    return all(defense.at_full_strength(progress) for defense in defenses)
 
 
 def facts(defenses: Sequence[Defense], target: Target, size: Size) -> dict[str, dict[str, Any]]:

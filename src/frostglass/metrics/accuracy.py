@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
 from frostglass.metrics.base import Evidence, Rows, metrics
 
 
@@ -19,13 +19,17 @@ class Accuracy:
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         if evidence.target.attributes:
-            raise ConfigError("accuracy asks the target who somebody is, and this one tells attributes: use recognition instead")
+            raise ConfigError(
+                "accuracy asks the target who somebody is, and this one tells attributes: use recognition instead"
+            )
         labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
         columns = {
             "target_top1": hits(evidence.target_logits, labels, 1),
             "target_confidence": evidence.target_logits.softmax(1).gather(1, labels[:, None])[:, 0],
         }
-        return {name: evidence.table(values) for name, values in columns.items()} | verdicts(evidence)
+        return {name: evidence.table(values) for name, values in columns.items()} | verdicts(
+            evidence
+        )
 
 
 def verdicts(evidence: Evidence) -> dict[str, Tensor]:
@@ -53,9 +57,14 @@ def conventions(rows: Rows, evaluator: int = 1, group: int = 60) -> dict[str, fl
     top5_last: top-5 of the last draw only (LOMMA and TL-DMI print this). first: the first draw (BREP-MI's one image).
     Where an attack keeps only some of its candidates, all of these speak of the kept ones.
     """
-    top1, top5 = rows.columns[f"top1_{evaluator}"].double(), rows.columns[f"top5_{evaluator}"].double()
+    top1, top5 = (
+        rows.columns[f"top1_{evaluator}"].double(),
+        rows.columns[f"top5_{evaluator}"].double(),
+    )
     sure = rows.columns["target_confidence"]
-    if rows.draws is not None:  # rows are sorted by the target's liking; what follows counts draw by draw
+    if (
+        rows.draws is not None
+    ):  # rows are sorted by the target's liking; what follows counts draw by draw
         order = rows.draws.argsort(1)
         top1, top5, sure = (values.gather(1, order) for values in (top1, top5, sure))
     pick = sure.argmax(1)

@@ -8,11 +8,12 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from frostglass.errors import ConfigError, RunError
-from frostglass.metrics.stats import interval
-from frostglass.registry import Registry
-from frostglass.runtime import device_of, frozen
-from frostglass.types import Images, Reconstructions, Split, Target
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.registry import Registry
+from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.metrics._stats import interval
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen
 
 metrics = Registry("metric", "frostglass.metrics")
 CHUNK = 128
@@ -31,7 +32,13 @@ class Score:
     @classmethod
     def of(cls, name: str, values: Tensor) -> "Score":
         low, high = interval(values)
-        return cls(name=name, value=values.double().mean().item(), low=low, high=high, values=tuple(values.tolist()))
+        return cls(
+            name=name,
+            value=values.double().mean().item(),
+            low=low,
+            high=high,
+            values=tuple(values.tolist()),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,9 @@ class Evidence:
                 "as many people and a whole number of tries for each picture are needed"
             )
         if self.found.draws is not None:
-            raise RunError("these candidates are sorted by the target's liking: which picture each was rebuilt from is not known any more")
+            raise RunError(
+                "these candidates are sorted by the target's liking: which picture each was rebuilt from is not known any more"
+            )
         return values.repeat_interleave(candidates // values.shape[1], 1).flatten(0, 1)
 
     def table(self, flat: Tensor) -> Tensor:
@@ -136,7 +145,12 @@ def nearest(queries: Tensor, references: Tensor) -> Tensor:
 
     The nearest is found by matrix products, whose distances are too coarse near zero, so the distance itself is computed again.
     """
-    return torch.cat([(part - references[torch.cdist(part, references).argmin(1)]).norm(dim=1) for part in queries.split(1024)])
+    return torch.cat(
+        [
+            (part - references[torch.cdist(part, references).argmin(1)]).norm(dim=1)
+            for part in queries.split(1024)
+        ]
+    )
 
 
 def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
@@ -145,6 +159,8 @@ def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
     for metric in chosen:
         for name, values in metric.columns(evidence).items():
             if not values.isfinite().all():
-                raise RunError(f"metric {metric.name}: {name} is not finite for {int((~values.isfinite()).sum())} reconstructions")
+                raise RunError(
+                    f"metric {metric.name}: {name} is not finite for {int((~values.isfinite()).sum())} reconstructions"
+                )
             columns[name] = values.float()
     return Rows(labels=evidence.found.labels, columns=columns, draws=evidence.found.draws)

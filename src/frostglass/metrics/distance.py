@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from frostglass.checks import parameters
+from frostglass.core.parameters import parameters
 from frostglass.metrics.base import Evidence, metrics, nearest, outputs
 
 
@@ -21,5 +21,10 @@ class Distance:
         labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
         distance = torch.empty(len(labels))
         for label in labels.unique().tolist():
-            distance[labels == label] = nearest(rebuilt[labels == label], known[private.labels == label])
-        return {"distance": evidence.table(distance), "distance_squared": evidence.table(distance**2)}
+            distance[labels == label] = nearest(
+                rebuilt[labels == label], known[private.labels == label]
+            )
+        return {
+            "distance": evidence.table(distance),
+            "distance_squared": evidence.table(distance**2),
+        }

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, DataError
+from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Images, Target
 from frostglass.metrics.base import CHUNK, Evidence, metrics
-from frostglass.priors.embedding import embed, public_centre
-from frostglass.types import Images, Target
+from frostglass.networks.embedding import embed, public_centre
 
 
 @metrics.register
@@ -27,12 +27,18 @@ class Face:
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         if evidence.embedder is None:
-            raise ConfigError("face needs a network that tells people apart, and none is given: pass embedder=...")
+            raise ConfigError(
+                "face needs a network that tells people apart, and none is given: pass embedder=..."
+            )
         victims = evidence.true_pictures
         centre = public_centre(evidence.embedder, evidence.split.public)
-        true = embed(evidence.embedder, victims.flatten(0, 1), centre).unflatten(0, victims.shape[:2])
+        true = embed(evidence.embedder, victims.flatten(0, 1), centre).unflatten(
+            0, victims.shape[:2]
+        )
         rebuilt = embed(evidence.embedder, evidence.pictures, centre)
-        return {"face_similarity": evidence.table((rebuilt * evidence.handed_on(true)).sum(1).cpu())}
+        return {
+            "face_similarity": evidence.table((rebuilt * evidence.handed_on(true)).sum(1).cpu())
+        }
 
 
 def feature_similarity(latents: Tensor, embeddings: Tensor) -> Tensor:
@@ -44,12 +50,19 @@ def feature_similarity(latents: Tensor, embeddings: Tensor) -> Tensor:
     Paper: Xiao et al., AAAI 2020, arXiv 1911.10143, "feature similarity" (0.835 without a defense, 0.574 with it, on its own embedder).
     """
     people, guesses, size = latents.shape if latents.ndim == 3 else (0, 0, 0)
-    if not people or embeddings.ndim != 3 or (len(embeddings), embeddings.shape[2]) != (people, size) or guesses % embeddings.shape[1]:
+    if (
+        not people
+        or embeddings.ndim != 3
+        or (len(embeddings), embeddings.shape[2]) != (people, size)
+        or guesses % embeddings.shape[1]
+    ):
         raise DataError(
             f"expected guesses (I, K, F) and embeddings (I, P, F) with K a multiple of P, got {tuple(latents.shape)} and {tuple(embeddings.shape)}: "
             "only the latents of an attack that guesses embeddings can be compared"
         )
-    return F.cosine_similarity(latents, embeddings.repeat_interleave(guesses // embeddings.shape[1], 1), dim=2)
+    return F.cosine_similarity(
+        latents, embeddings.repeat_interleave(guesses // embeddings.shape[1], 1), dim=2
+    )
 
 
 def reference_similarities(embedder: Target, images: Images, public: Images) -> dict[str, float]:
@@ -63,7 +76,12 @@ def reference_similarities(embedder: Target, images: Images, public: Images) -> 
             f"expected pictures whose people are known, got {int((images.labels < 0).sum())} of {len(images)} of nobody in particular"
         )
     centre = public_centre(embedder, public)
-    found = torch.cat([embed(embedder, images.floats(index), centre).cpu() for index in torch.arange(len(images)).split(CHUNK)]).double()
+    found = torch.cat(
+        [
+            embed(embedder, images.floats(index), centre).cpu()
+            for index in torch.arange(len(images)).split(CHUNK)
+        ]
+    ).double()
     _, people = images.labels.unique(return_inverse=True)
     count = people.bincount().double()
     several = count > 1
@@ -72,8 +90,17 @@ def reference_similarities(embedder: Target, images: Images, public: Images) -> 
             f"{len(images)} pictures of {len(count)} people have no two photos of one person and of two people: give at least two people, one of them with two photos"
         )
     total = torch.zeros(len(count), found.shape[1], dtype=torch.double).index_add_(0, people, found)
-    lengths = torch.zeros(len(count), dtype=torch.double).index_add_(0, people, found.square().sum(1))
+    lengths = torch.zeros(len(count), dtype=torch.double).index_add_(
+        0, people, found.square().sum(1)
+    )
     same = ((total.square().sum(1) - lengths) / (count * (count - 1)))[several].mean()
     means = total / count[:, None]
-    different = (means.sum(0).square().sum() - means.square().sum()) / (len(count) * (len(count) - 1))
-    return {"same_person": same.item(), "different_people": different.item(), "people": len(count), "with_several": int(several.sum())}
+    different = (means.sum(0).square().sum() - means.square().sum()) / (
+        len(count) * (len(count) - 1)
+    )
+    return {
+        "same_person": same.item(),
+        "different_people": different.item(),
+        "people": len(count),
+        "with_several": int(several.sum()),
+    }

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from frostglass.checks import parameters
-from frostglass.errors import RunError
+from frostglass.core.errors import RunError
+from frostglass.core.parameters import parameters
 from frostglass.metrics.base import Evidence, metrics
 
 WINDOW = 11  # pixels a side of SSIM's Gaussian window (sigma 1.5)
@@ -34,7 +34,9 @@ class Likeness:
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         pairs = zip(evidence.pictures.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
         parts = [likeness(rebuilt, true) for rebuilt, true in pairs]
-        return {name: evidence.table(torch.cat([part[name] for part in parts])) for name in parts[0]}
+        return {
+            name: evidence.table(torch.cat([part[name] for part in parts])) for name in parts[0]
+        }
 
 
 def likeness(rebuilt: Tensor, true: Tensor) -> dict[str, Tensor]:
@@ -46,7 +48,9 @@ def likeness(rebuilt: Tensor, true: Tensor) -> dict[str, Tensor]:
             f"expected grey or colour pictures of one size, got {tuple(rebuilt.shape)} and {tuple(true.shape)}: rebuild them at the size of the true ones"
         )
     if not all(bool(((images >= 0) & (images <= 1)).all()) for images in (rebuilt, true)):
-        raise RunError("expected pictures in [0, 1], got values outside: only such pictures can be compared")
+        raise RunError(
+            "expected pictures in [0, 1], got values outside: only such pictures can be compared"
+        )
     side = min(true.shape[2:])
     window = min(WINDOW, side - 1 + side % 2)
     mse = (rebuilt - true).square().mean((1, 2, 3))

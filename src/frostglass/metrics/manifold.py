@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.checks import parameters
+from frostglass.core.parameters import parameters
 from frostglass.metrics.base import Evidence, metrics, nearest, outputs
 
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
 from frostglass.metrics.accuracy import verdicts
 from frostglass.metrics.base import Evidence, metrics
 
@@ -21,5 +21,7 @@ class Recognition:
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         if not evidence.evaluators:
-            raise ConfigError("recognition needs at least one evaluator, and there is none: add one")
+            raise ConfigError(
+                "recognition needs at least one evaluator, and there is none: add one"
+            )
         return verdicts(evidence)

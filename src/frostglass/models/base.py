@@ -7,15 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from frostglass.errors import ConfigError, ModelError
-from frostglass.registry import Registry
-from frostglass.runtime import frozen, generator_for
-from frostglass.types import Shape
+from frostglass.core.errors import ConfigError, ModelError
+from frostglass.core.registry import Registry
+from frostglass.core.types import Shape
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for
 
-models = Registry("model", "frostglass.models")
+models = Registry("model", "frostglass.models.architectures")
 
 # What torch, timm and torchvision raise for a size or an option they cannot use.
-MISFITS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ZeroDivisionError)
+MODEL_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    LookupError,
+    AttributeError,
+    ZeroDivisionError,
+)
 
 
 class Preprocess(nn.Module):
@@ -27,8 +36,12 @@ class Preprocess(nn.Module):
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         self.net = net
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(as_seen(self, images))
@@ -65,11 +78,13 @@ def probe(module: nn.Module, images: Tensor) -> Any:
     """What the module puts out for `images` in evaluation mode, leaving nothing of it changed; refuses NaN and infinity."""
     name, size = type(inner(module)).__name__, "x".join(map(str, images.shape[1:]))
     if any(is_lazy(part) for part in [*module.parameters(), *module.buffers()]):
-        raise ModelError(f"{name} has lazy layers without weights yet: show it one batch of images first")
+        raise ModelError(
+            f"{name} has lazy layers without weights yet: show it one batch of images first"
+        )
     try:
         with torch.no_grad(), frozen(module):
             output = module(images)
-    except MISFITS as error:
+    except MODEL_ERRORS as error:
         raise ModelError(f"{name} cannot take {size} images: {first_line(error)}") from error
     if isinstance(output, Tensor) and not output.isfinite().all():
         raise ModelError(

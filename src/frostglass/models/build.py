@@ -12,10 +12,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from frostglass.errors import ConfigError, FrostglassError, ModelError
-from frostglass.models.base import MISFITS, Preprocess, check_positive, first_line, models, noise_images, probe
-from frostglass.runtime import seeded
-from frostglass.types import Shape
+from frostglass.core.errors import ConfigError, FrostglassError, ModelError
+from frostglass.core.types import Shape
+from frostglass.models.base import (
+    MODEL_ERRORS,
+    Preprocess,
+    check_positive,
+    first_line,
+    models,
+    noise_images,
+    probe,
+)
+from frostglass.runtime.seeding import seeded
 
 # Options of timm and torchvision that would contradict the arguments of `build`, or fetch weights and unpickle them.
 RESERVED = {
@@ -54,8 +62,10 @@ def build(
             net = _builder(name)(classes=classes, image_shape=image_shape, **options)
         except FrostglassError:
             raise
-        except MISFITS as error:
-            raise ModelError(f"{name} cannot be built for {size} images: {first_line(error)}{_size_hint(name)}") from error
+        except MODEL_ERRORS as error:
+            raise ModelError(
+                f"{name} cannot be built for {size} images: {first_line(error)}{_size_hint(name)}"
+            ) from error
     if not isinstance(net, nn.Module):
         raise ModelError(f"{name} gave a {type(net).__name__}: expected a torch.nn.Module")
     module = net if mean is None or std is None else Preprocess(net, mean, std)
@@ -65,19 +75,35 @@ def build(
         raise ModelError(f"{name}: {error}{_size_hint(name)}") from error
     found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if found != (1, classes):
-        raise ModelError(f"{name} puts out {found} for one {size} image: expected logits of shape (1, {classes})")
+        raise ModelError(
+            f"{name} puts out {found} for one {size} image: expected logits of shape (1, {classes})"
+        )
     return module
 
 
-def _check_arguments(name: str, classes: int, image_shape: Shape, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+def _check_arguments(
+    name: str,
+    classes: int,
+    image_shape: Shape,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> None:
     if len(image_shape) != 3:
-        raise ConfigError(f"{name}: image_shape must be (channels, height, width), got {tuple(image_shape)}")
-    check_positive(name, classes=classes, **dict(zip(("channels", "height", "width"), image_shape, strict=True)))
+        raise ConfigError(
+            f"{name}: image_shape must be (channels, height, width), got {tuple(image_shape)}"
+        )
+    check_positive(
+        name,
+        classes=classes,
+        **dict(zip(("channels", "height", "width"), image_shape, strict=True)),
+    )
     if (mean is None) != (std is None):
         raise ConfigError(f"{name}: give both mean and std, or neither")
     if mean is not None and std is not None:
         if not len(mean) == len(std) == image_shape[0]:
-            raise ConfigError(f"{name}: {image_shape[0]} channels need as many values, got {len(mean)} of mean and {len(std)} of std")
+            raise ConfigError(
+                f"{name}: {image_shape[0]} channels need as many values, got {len(mean)} of mean and {len(std)} of std"
+            )
         if min(std) <= 0:
             raise ConfigError(f"{name}: std must be above zero, got {min(std)}")
 
@@ -98,17 +124,30 @@ def _built_in(name: str) -> Callable[..., nn.Module]:
         import timm  # slow to import, and needed only for a better hint
         from torchvision import models as zoo
 
-        for library, known in (("timm", timm.list_models()), ("torchvision", zoo.list_models(module=zoo))):
+        for library, known in (
+            ("timm", timm.list_models()),
+            ("torchvision", zoo.list_models(module=zoo)),
+        ):
             if name in known:
-                raise ConfigError(f"no model named {name!r}: did you mean '{library}:{name}'? built in: {', '.join(models.names())}")
+                raise ConfigError(
+                    f"no model named {name!r}: did you mean '{library}:{name}'? built in: {', '.join(models.names())}"
+                )
     return models.get(name)
 
 
 def users_factory(package: str, function: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(package)
-    except (*MISFITS, ImportError, SyntaxError, NameError, OSError) as error:  # whatever a user's file may do wrong while it is read
-        raise ConfigError(f"cannot import {package!r} for '{package}:{function}': {first_line(error)}") from error
+    except (
+        *MODEL_ERRORS,
+        ImportError,
+        SyntaxError,
+        NameError,
+        OSError,
+    ) as error:  # whatever a user's file may do wrong while it is read
+        raise ConfigError(
+            f"cannot import {package!r} for '{package}:{function}': {first_line(error)}"
+        ) from error
     if not callable(getattr(module, function, None)):
         own = [name for name, value in vars(module).items() if callable(value)]
         raise ConfigError(f"no function {function!r} in {package!r}{_closest(function, own)}")
@@ -135,7 +174,9 @@ def _checked(name: str, factory: Callable[..., nn.Module]) -> Callable[..., nn.M
         try:
             signature.bind(**given)
         except TypeError as error:
-            raise ConfigError(f"{name}: {first_line(error)}; it takes {', '.join(signature.parameters) or 'nothing'}") from error
+            raise ConfigError(
+                f"{name}: {first_line(error)}; it takes {', '.join(signature.parameters) or 'nothing'}"
+            ) from error
         return factory(**given)
 
     return make
@@ -152,7 +193,9 @@ def _timm(name: str, *, classes: int, image_shape: Shape, **options: Any) -> nn.
     config = timm.get_pretrained_cfg(name)
     if config is not None and config.fixed_input_size:
         options = {"img_size": height if height == width else (height, width), **options}
-    return _with_options(f"timm:{name}", timm.create_model, name, num_classes=classes, in_chans=channels, **options)
+    return _with_options(
+        f"timm:{name}", timm.create_model, name, num_classes=classes, in_chans=channels, **options
+    )
 
 
 def _torchvision(name: str, *, classes: int, image_shape: Shape, **options: Any) -> nn.Module:
@@ -160,11 +203,18 @@ def _torchvision(name: str, *, classes: int, image_shape: Shape, **options: Any)
 
     _refuse_reserved(f"torchvision:{name}", options)
     if name not in zoo.list_models(module=zoo):
-        raise ConfigError(f"torchvision has no classifier named {name!r}{_closest(name, zoo.list_models(module=zoo))}")
+        raise ConfigError(
+            f"torchvision has no classifier named {name!r}{_closest(name, zoo.list_models(module=zoo))}"
+        )
     channels, height, width = image_shape
     if channels != 3:
-        raise ModelError(f"torchvision:{name} takes 3 channels and not {channels}: use a built-in or a timm network, or load colour images")
-    if name in ("inception_v3", "googlenet"):  # their training output would be a tuple, and their old initialiser warns unless chosen
+        raise ModelError(
+            f"torchvision:{name} takes 3 channels and not {channels}: use a built-in or a timm network, or load colour images"
+        )
+    if name in (
+        "inception_v3",
+        "googlenet",
+    ):  # their training output would be a tuple, and their old initialiser warns unless chosen
         options = {"aux_logits": False, "init_weights": True, **options}
     if name.startswith("vit_"):
         if height != width:
@@ -172,10 +222,14 @@ def _torchvision(name: str, *, classes: int, image_shape: Shape, **options: Any)
         options = {"image_size": height, **options}
     if name.startswith("maxvit"):
         options = {"input_size": (height, width), **options}
-    return _with_options(f"torchvision:{name}", zoo.get_model, name, weights=None, num_classes=classes, **options)
+    return _with_options(
+        f"torchvision:{name}", zoo.get_model, name, weights=None, num_classes=classes, **options
+    )
 
 
-def _with_options(name: str, create: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+def _with_options(
+    name: str, create: Callable[..., nn.Module], *args: Any, **options: Any
+) -> nn.Module:
     try:
         return create(*args, **options)
     except TypeError as error:
@@ -185,7 +239,11 @@ def _with_options(name: str, create: Callable[..., nn.Module], *args: Any, **opt
 
 
 def _refuse_reserved(name: str, options: dict[str, Any]) -> None:
-    problems = [f"{name} does not take {option!r} here: {RESERVED[option]}" for option in options if option in RESERVED]
+    problems = [
+        f"{name} does not take {option!r} here: {RESERVED[option]}"
+        for option in options
+        if option in RESERVED
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -193,13 +251,19 @@ def _refuse_reserved(name: str, options: dict[str, Any]) -> None:
 def _closest(name: str, known: Iterable[str]) -> str:
     """A hint where naming everything that is known would fill the screen."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f": did you mean {' or '.join(map(repr, close))}?" if close else ": nothing known has a name like it"
+    return (
+        f": did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else ": nothing known has a name like it"
+    )
 
 
 def _size_hint(name: str) -> str:
     """What helps with the two families of windowed transformers whose sizes are hard to guess."""
     if name.startswith("timm:maxvit"):
-        return "; MaxViT needs a size that its windows divide at every stage, such as 64, 128 or 224"
+        return (
+            "; MaxViT needs a size that its windows divide at every stage, such as 64, 128 or 224"
+        )
     if name.startswith("timm:swin"):
         return "; Swin needs 64 px or more and windows that divide its maps: at 112 or 224 px give window_size=7"
     return ""

@@ -1,31 +1,19 @@
 """Split inference: a network cut at a layer into the part that runs on the device and the part that runs on the server."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from frostglass.errors import ModelError
-from frostglass.models.base import MISFITS, Preprocess, inner, noise_images, probe
+from frostglass.core.errors import ModelError
+from frostglass.core.types import Halves, Shape, Target
+from frostglass.models.base import MODEL_ERRORS, Preprocess, inner, noise_images, probe
 from frostglass.models.taps import check_layers
-from frostglass.runtime import frozen
-from frostglass.types import Shape, Target
+from frostglass.runtime.freezing import frozen
 
 IMAGES = 2
 SQUARE: Shape = (1, 1, 1)  # stands for pictures that are as high as wide
 ROUNDING = 1e-4  # of the largest logit: the two halves may round otherwise than the whole
-
-
-@dataclass(frozen=True)
-class Halves:
-    """`encoder` maps images in [0, 1] to features (N, *feature_shape), `rest` maps those to logits; they share their weights with the whole network."""
-
-    encoder: nn.Module
-    rest: nn.Module
-    image_shape: Shape
-    feature_shape: tuple[int, ...]
-    tap: str
 
 
 def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
@@ -45,7 +33,9 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
         )
     whole, joined = probe(module, images), probe(rest, features)
     if isinstance(rest, _From):
-        rest.blank = images.flip(0)  # other pictures in front of the same features must change nothing
+        rest.blank = images.flip(
+            0
+        )  # other pictures in front of the same features must change nothing
         if not _alike(probe(rest, features), joined):
             raise ModelError(
                 f"a cut at {tap!r} splits a skip connection: later layers of {type(inner(module)).__name__} also read what came before it; "
@@ -62,7 +52,9 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
 def halves(target: Target) -> Halves:
     """A target that is meant to be cut, cut."""
     if not target.cut:
-        raise ModelError("this target is not cut: name the layer behind which its features leave the device with target.cut")
+        raise ModelError(
+            "this target is not cut: name the layer behind which its features leave the device with target.cut"
+        )
     return cut(target.module, target.cut, target.image_shape)
 
 
@@ -82,9 +74,15 @@ def channel_axis(feature_shape: tuple[int, ...], image_shape: Shape = SQUARE) ->
 def layer_name(module: nn.Module, tap: str) -> str:
     """A layer's name as seen from outside a `Preprocess`, where it stands under `net`."""
     if not isinstance(tap, str):
-        raise ModelError(f"expected the name of a layer to cut behind, got {tap!r}: named_modules() lists them")
+        raise ModelError(
+            f"expected the name of a layer to cut behind, got {tap!r}: named_modules() lists them"
+        )
     known = dict(module.named_modules())
-    return f"net.{tap}" if tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known else tap
+    return (
+        f"net.{tap}"
+        if tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known
+        else tap
+    )
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -99,7 +97,11 @@ class _Tracer(fx.Tracer):
         self.tap = tap
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name == self.tap or not any(m.children()) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            module_qualified_name == self.tap
+            or not any(m.children())
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 def _traced(module: nn.Module, tap: str) -> tuple[nn.Module, nn.Module] | None:
@@ -107,23 +109,36 @@ def _traced(module: nn.Module, tap: str) -> tuple[nn.Module, nn.Module] | None:
     try:
         with frozen(module):  # what a network does in evaluation is what stays in the graphs
             first, second = (_Tracer(tap).trace(module) for _ in range(2))
-    except (*MISFITS, NameError, fx.proxy.TraceError):
+    except (*MODEL_ERRORS, NameError, fx.proxy.TraceError):
         return None
-    return None if (ends := _ends(first, second, tap)) is None else _graphs(module, first, second, *ends)
+    return (
+        None
+        if (ends := _ends(first, second, tap)) is None
+        else _graphs(module, first, second, *ends)
+    )
 
 
 def _ends(first: fx.Graph, second: fx.Graph, tap: str) -> tuple[fx.Node, fx.Node] | None:
-    found = [next((node for node in graph.nodes if node.op == "call_module" and node.target == tap), None) for graph in (first, second)]
+    found = [
+        next(
+            (node for node in graph.nodes if node.op == "call_module" and node.target == tap), None
+        )
+        for graph in (first, second)
+    ]
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _graphs(module: nn.Module, first: fx.Graph, second: fx.Graph, end: fx.Node, begin: fx.Node) -> tuple[nn.Module, nn.Module] | None:
+def _graphs(
+    module: nn.Module, first: fx.Graph, second: fx.Graph, end: fx.Node, begin: fx.Node
+) -> tuple[nn.Module, nn.Module] | None:
     for node in _outputs(first):
         first.erase_node(node)
     first.output(end)
     with second.inserting_before(begin):
         feature = second.placeholder("features")
-        own = second.call_method("clone", (feature,))  # a layer that works in place must not write into what the caller holds
+        own = second.call_method(
+            "clone", (feature,)
+        )  # a layer that works in place must not write into what the caller holds
     begin.replace_all_uses_with(own)
     for graph in (first, second):
         graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
@@ -179,8 +194,14 @@ class _From(nn.Module):
         self.blank: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
-        handle = self.whole.get_submodule(self.tap).register_forward_hook(lambda *_: features.clone())
+        handle = self.whole.get_submodule(self.tap).register_forward_hook(
+            lambda *_: features.clone()
+        )
         try:
-            return self.whole(features.new_zeros(len(features), *self.image_shape) if self.blank is None else self.blank)
+            return self.whole(
+                features.new_zeros(len(features), *self.image_shape)
+                if self.blank is None
+                else self.blank
+            )
         finally:
             handle.remove()

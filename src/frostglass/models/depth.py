@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from frostglass.core.types import Shape
 from frostglass.models.taps import STEPS, trace
-from frostglass.types import Shape
 
 
 def leaves(module: nn.Module) -> list[str]:
@@ -24,7 +24,11 @@ def groups(module: nn.Module, image_shape: Shape, head: str) -> list[tuple[str, 
     steps = 0
     for call in calls:
         # A layer that runs twice counts where it runs first.
-        done = [name for name in waiting if name == call.name or (name not in called and call.name and inside(name, call.name))]
+        done = [
+            name
+            for name in waiting
+            if name == call.name or (name not in called and call.name and inside(name, call.name))
+        ]
         waiting = [name for name in waiting if name not in done]
         for name in done:
             steps += isinstance(module.get_submodule(name), STEPS)
@@ -42,7 +46,11 @@ def inside(name: str, block: str) -> bool:
 def weights_by_leaf(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Every weight under the name of a layer: what a larger part owns besides, such as a transformer's positions, goes with its first layer."""
     simple = leaves(module)
-    first = {".".join(leaf.split(".")[:depth]): leaf for leaf in reversed(simple) for depth in range(1, leaf.count(".") + 2)}
+    first = {
+        ".".join(leaf.split(".")[:depth]): leaf
+        for leaf in reversed(simple)
+        for depth in range(1, leaf.count(".") + 2)
+    }
     found: dict[str, list[nn.Parameter]] = {leaf: [] for leaf in simple}
     for name, part in module.named_modules():
         # A part all of whose layers are known under other names has no weights of its own that are not the network's.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from frostglass.errors import ModelError
-from frostglass.models.base import MISFITS, first_line, inner, noise_images, probe
-from frostglass.runtime import frozen
-from frostglass.types import Shape
+from frostglass.core.errors import ModelError
+from frostglass.core.types import Shape
+from frostglass.models.base import MODEL_ERRORS, first_line, inner, noise_images, probe
+from frostglass.runtime.freezing import frozen
 
 IMAGES = 4
 THIRDS = 3
@@ -45,7 +45,11 @@ class Call:
     steps: int
 
     def is_logits(self, logits: Tensor) -> bool:
-        return self.value is not None and self.value.shape == logits.shape and torch.equal(self.value.float(), logits.float())
+        return (
+            self.value is not None
+            and self.value.shape == logits.shape
+            and torch.equal(self.value.float(), logits.float())
+        )
 
 
 def find_head(module: nn.Module, image_shape: Shape) -> str:
@@ -57,7 +61,12 @@ def find_head(module: nn.Module, image_shape: Shape) -> str:
     linear = [call for call in calls if isinstance(call.layer, STEPS)]
     runs = Counter(call.name for call in calls)
     for call in reversed(linear):
-        if call.name and call.is_logits(logits) and runs[call.name] == 1 and _one_row_an_image(call.input_shape):
+        if (
+            call.name
+            and call.is_logits(logits)
+            and runs[call.name] == 1
+            and _one_row_an_image(call.input_shape)
+        ):
             return call.name
     found = ", ".join(f"{call.name} {call.shape}" for call in linear[-4:]) or "none"
     raise ModelError(
@@ -81,7 +90,11 @@ def find_taps(module: nn.Module, image_shape: Shape, count: int | None = None) -
     hidden = [call for call in calls if call.name and not call.is_logits(logits)]
     depth = max((call.steps for call in hidden if isinstance(call.layer, STEPS)), default=0)
     # Turned around, because of several layers at one depth `min` takes the first: the last to finish, after the activation.
-    readable = [call for call in reversed(hidden) if 0 < call.steps <= depth and runs[call.name] == 1 and _one_row_an_image(call.shape)]
+    readable = [
+        call
+        for call in reversed(hidden)
+        if 0 < call.steps <= depth and runs[call.name] == 1 and _one_row_an_image(call.shape)
+    ]
     chosen: list[Call] = []
     for number in range(1, count + 1):
         goal, reach = depth * number / count, depth / (3 * count)
@@ -111,31 +124,43 @@ def live_taps(module: nn.Module, image_shape: Shape, names: tuple[str, ...]) -> 
             for weight in learning:
                 weight.requires_grad_(True)
             module(noise_images(module, image_shape, IMAGES))
-    except MISFITS as error:
-        raise ModelError(f"{type(inner(module)).__name__} cannot be run with gradients: {first_line(error)}") from error
+    except MODEL_ERRORS as error:
+        raise ModelError(
+            f"{type(inner(module)).__name__} cannot be run with gradients: {first_line(error)}"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
     return tuple(name for name in names if name in live)
 
 
-def check_layers(module: nn.Module, image_shape: Shape, *, head: str | None = None, taps: tuple[str, ...] = ()) -> None:
+def check_layers(
+    module: nn.Module, image_shape: Shape, *, head: str | None = None, taps: tuple[str, ...] = ()
+) -> None:
     """Refuse layers that cannot be read: unknown, not run exactly once, a tap without a tensor to show, a head not fed one row an image."""
     asked = [*taps, *([] if head is None else [head])]
     known = [name for name, _ in module.named_modules() if name]
     for name in asked:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "named_modules() lists them"
+            hint = (
+                f"did you mean {' or '.join(map(repr, close))}?"
+                if close
+                else "named_modules() lists them"
+            )
             raise ModelError(f"{type(inner(module)).__name__} has no layer named {name!r}: {hint}")
     calls = trace(module, image_shape)[0] if asked else []
     runs = Counter(call.name for call in calls)
     for name in asked:
         if runs[name] != 1:
-            raise ModelError(f"the layer {name!r} runs {runs[name]} times for one batch: name one that runs once")
+            raise ModelError(
+                f"the layer {name!r} runs {runs[name]} times for one batch: name one that runs once"
+            )
     for call in calls:
         if call.name in taps and call.shape is None:
-            raise ModelError(f"the layer {call.name!r} does not put out a tensor: name one that does")
+            raise ModelError(
+                f"the layer {call.name!r} does not put out a tensor: name one that does"
+            )
         if call.name == head and not _one_row_an_image(call.input_shape):
             raise ModelError(
                 f"the head {head!r} takes in {call.input_shape} for {IMAGES} images: name a layer that is given one row an image"
@@ -147,7 +172,9 @@ def trace(module: nn.Module, image_shape: Shape) -> tuple[list[Call], Tensor]:
     with _watched(module) as calls:
         logits = probe(module, noise_images(module, image_shape, IMAGES))
     if not isinstance(logits, Tensor):
-        raise ModelError(f"{type(inner(module)).__name__} puts out a {type(logits).__name__}: expected a tensor of logits")
+        raise ModelError(
+            f"{type(inner(module)).__name__} puts out a {type(logits).__name__}: expected a tensor of logits"
+        )
     return calls, logits.clone()
 
 
@@ -155,7 +182,9 @@ def _published(module: nn.Module) -> tuple[str, ...]:
     """The names of the published taps, as seen from outside a `Preprocess`."""
     names = getattr(inner(module), "published_taps", ())
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-        raise ModelError(f"published_taps of {type(inner(module)).__name__} must be a tuple of layer names, got {names!r}")
+        raise ModelError(
+            f"published_taps of {type(inner(module)).__name__} must be a tuple of layer names, got {names!r}"
+        )
     return names if inner(module) is module else tuple(f"net.{name}" for name in names)
 
 
@@ -169,9 +198,15 @@ def _watched(module: nn.Module) -> Iterator[list[Call]]:
             nonlocal steps
             steps += isinstance(layer, STEPS)
             value = None
-            if isinstance(output, Tensor) and output.ndim > 1 and output.numel() == output.shape[0] * output.shape[1]:
+            if (
+                isinstance(output, Tensor)
+                and output.ndim > 1
+                and output.numel() == output.shape[0] * output.shape[1]
+            ):
                 value = output.flatten(1).clone()  # a later layer may work in place
-            calls.append(Call(name, layer, _shape(args[0] if args else None), _shape(output), value, steps))
+            calls.append(
+                Call(name, layer, _shape(args[0] if args else None), _shape(output), value, steps)
+            )
 
         return note
 
@@ -193,5 +228,7 @@ def _one_row_an_image(shape: tuple[int, ...] | None) -> bool:
 
 def _rank(call: Call) -> tuple[bool, int]:
     """Stages before blocks before single layers."""
-    holds_steps = any(isinstance(part, STEPS) for part in call.layer.modules() if part is not call.layer)
+    holds_steps = any(
+        isinstance(part, STEPS) for part in call.layer.modules() if part is not call.layer
+    )
     return not holds_steps, call.name.count(".")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from frostglass.errors import ModelError
+from frostglass.core.errors import ModelError
+from frostglass.core.types import Shape, Target
 from frostglass.models.base import check_positive, inner, noise_images, probe
 from frostglass.models.cut import cut as cut_module
 from frostglass.models.taps import check_layers, find_head, find_taps
-from frostglass.types import Shape, Target
 
 IMAGES = 8
 
@@ -51,7 +51,10 @@ def wrap(
         taps=find_taps(module, image_shape) if taps is None else tuple(taps),
         cut=cut_module(module, cut, image_shape).tap if cut else "",
         attributes=attributes,
-        info={"architecture": type(inner(module)).__name__, "parameters": sum(weight.numel() for weight in module.parameters())},
+        info={
+            "architecture": type(inner(module)).__name__,
+            "parameters": sum(weight.numel() for weight in module.parameters()),
+        },
     )
 
 
@@ -60,7 +63,9 @@ def _names(classes: Sequence[str] | int) -> tuple[str, ...]:
         check_positive("wrap", classes=classes)
         return tuple(map(str, range(classes)))
     if isinstance(classes, str) or len(set(classes)) != len(classes) or not classes:
-        raise ModelError(f"expected a sequence of different class names, or their number; got {classes!r}")
+        raise ModelError(
+            f"expected a sequence of different class names, or their number; got {classes!r}"
+        )
     return tuple(classes)
 
 
@@ -68,13 +73,21 @@ def _check_logits(module: nn.Module, classes: int, image_shape: Shape) -> None:
     name = type(inner(module)).__name__
     logits = probe(module, noise_images(module, image_shape, IMAGES))
     if not isinstance(logits, Tensor):
-        raise ModelError(f"{name} gives a {type(logits).__name__}: return the logits alone, from a small module around it if need be")
+        raise ModelError(
+            f"{name} gives a {type(logits).__name__}: return the logits alone, from a small module around it if need be"
+        )
     if logits.ndim != 2 or len(logits) != IMAGES or not logits.is_floating_point():
         raise ModelError(
             f"{name} gives {logits.dtype} {tuple(logits.shape)} for {IMAGES} images: expected float logits ({IMAGES}, {classes})"
         )
     if logits.shape[1] != classes:
-        raise ModelError(f"{name} gives {logits.shape[1]} logits an image and {classes} classes are named: the two must agree")
+        raise ModelError(
+            f"{name} gives {logits.shape[1]} logits an image and {classes} classes are named: the two must agree"
+        )
     # Softmax twice flattens every gradient, which would make any model look hard to invert.
-    if classes > 1 and logits.min() >= 0 and torch.allclose(logits.sum(1), torch.ones(IMAGES, device=logits.device), atol=1e-3):
+    if (
+        classes > 1
+        and logits.min() >= 0
+        and torch.allclose(logits.sum(1), torch.ones(IMAGES, device=logits.device), atol=1e-3)
+    ):
         raise ModelError(f"{name} gives probabilities; return logits: remove its softmax")

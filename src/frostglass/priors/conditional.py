@@ -7,16 +7,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.data.augment import DRAWS, viewed
-from frostglass.errors import ConfigError, DataError, RunError
-from frostglass.files import Work
-from frostglass.objective import LOSSES
-from frostglass.priors.base import Condition, Prior, identity_hashes, priors
-from frostglass.priors.gan import SHEET, Schedule, train_in_turns
-from frostglass.priors.residual import LabelledGenerator, ProjectionCritic
-from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
-from frostglass.types import Capability, Images, Shape, View
+from frostglass.core.errors import ConfigError, DataError, RunError
+from frostglass.core.objective import LOSSES
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Condition, Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import Capability, ModelView
+from frostglass.data._augment import DRAWS, viewed
+from frostglass.priors._gan import SHEET, Schedule, train_in_turns
+from frostglass.priors._residual import LabelledGenerator, ProjectionCritic
+from frostglass.priors.base import identity_hashes, priors
+from frostglass.runtime.device import default_device, device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 CHUNK = 256  # public pictures shown to the target at once
 
@@ -85,44 +89,67 @@ class Conditional:
         generator = LabelledGenerator(self.latent, self.width, image_shape, classes)
         return generator, ProjectionCritic(self.critic_width or self.width, image_shape, classes)
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Choose examples and train on them; resumes from the last checkpoint in `work` with the same result and the same count of queries."""
         if view is None:
-            raise ConfigError("conditional is fitted to one target and got no view of it: pass target.view(['gradients'])")
+            raise ConfigError(
+                "conditional is fitted to one target and got no view of it: pass target.view(['gradients'])"
+            )
         with seeded(seed, "conditional", "init"):
-            generator, critic = (network.to(default_device()) for network in self.networks(public.shape, view.classes))
+            generator, critic = (
+                network.to(default_device())
+                for network in self.networks(public.shape, view.classes)
+            )
         before = view.queries
         with frozen(view.module):
             chosen, confidence = self.examples(public, view)
             asked = view.queries - before
             kept = self._fit(generator, critic, public, chosen, view, seed, work or Work.scratch())
         # What was asked before a kill belongs to this training, too.
-        view.queries = before + asked + (asked // len(public) * self.batch * self.steps if self.guidance else 0)
+        view.queries = (
+            before
+            + asked
+            + (asked // len(public) * self.batch * self.steps if self.guidance else 0)
+        )
         return Prior(
             generator=kept,
             critic=None,  # it judges pictures of a given class, and the attack has no use for it
             latent=self.latent,
             image_shape=public.shape,
-            saw=identity_hashes(public.names),
+            seen_identities=identity_hashes(public.names),
             info={
                 "method": {"name": "conditional", "parameters": asdict(self)},  # type: ignore[call-overload]
-                "examples": {"mean_confidence": confidence.mean().item(), "least_confidence": confidence.min().item()},
+                "examples": {
+                    "mean_confidence": confidence.mean().item(),
+                    "least_confidence": confidence.min().item(),
+                },
             },
             tied_to=view.target_key,
             classes=view.classes,
             condition=self.condition,
         )
 
-    def examples(self, public: Images, view: View) -> tuple[Tensor, Tensor]:
+    def examples(self, public: Images, view: ModelView) -> tuple[Tensor, Tensor]:
         """For each class the `top` public pictures the target likes best, best first, and its probability of the class: (K, top) each."""
         if len(public) < self.top:
             raise DataError(
                 f"{len(public)} public pictures are too few for prior.top = {self.top} examples of a class: lower it, or add pictures"
             )
         chunks = torch.arange(len(public)).split(CHUNK)
-        scores = torch.cat([view.scores(public.floats(chunk).to(default_device())).cpu() for chunk in chunks])
+        scores = torch.cat(
+            [view.scores(public.floats(chunk).to(default_device())).cpu() for chunk in chunks]
+        )
         if not scores.isfinite().all():
-            raise RunError("the target's scores of some public pictures are not finite: conditional cannot rank them; look at the target")
+            raise RunError(
+                "the target's scores of some public pictures are not finite: conditional cannot rank them; look at the target"
+            )
         best = scores.amax(0)
         if missing := (best < self.least).nonzero().flatten().tolist():
             named = ", ".join(f"{label} (at most {best[label]:.2g})" for label in missing[:3])
@@ -133,38 +160,55 @@ class Conditional:
         chosen = most_liked(scores, self.top)
         return chosen, scores.T.gather(1, chosen)
 
-    def _fit(self, generator: nn.Module, critic: nn.Module, public: Images, chosen: Tensor, view: View, seed: int, work: Work) -> nn.Module:
+    def _fit(
+        self,
+        generator: nn.Module,
+        critic: nn.Module,
+        public: Images,
+        chosen: Tensor,
+        view: ModelView,
+        seed: int,
+        work: Work,
+    ) -> nn.Module:
         """Train both networks in turns and return the generator to keep."""
 
-        def draw(dice: torch.Generator, *shape: int) -> Tensor:
-            return torch.rand(shape, generator=dice).to(default_device())
+        def draw(rng: torch.Generator, *shape: int) -> Tensor:
+            return torch.rand(shape, generator=rng).to(default_device())
 
-        def made(network: nn.Module, labels: Tensor, dice: torch.Generator) -> Tensor:
-            return network(torch.randn(len(labels), self.latent, generator=dice).to(device_of(network)), labels)
+        def made(network: nn.Module, labels: Tensor, rng: torch.Generator) -> Tensor:
+            return network(
+                torch.randn(len(labels), self.latent, generator=rng).to(device_of(network)), labels
+            )
 
-        def some_labels(dice: torch.Generator) -> Tensor:
-            return torch.randint(view.classes, (self.batch,), generator=dice).to(default_device())
+        def some_labels(rng: torch.Generator) -> Tensor:
+            return torch.randint(view.classes, (self.batch,), generator=rng).to(default_device())
 
-        def critic_loss(dice: torch.Generator) -> Tensor:
-            wanted, labels = some_labels(dice), some_labels(dice)
-            rows = chosen[labels.cpu(), torch.randint(self.top, (self.batch,), generator=dice)]
+        def critic_loss(rng: torch.Generator) -> Tensor:
+            wanted, labels = some_labels(rng), some_labels(rng)
+            rows = chosen[labels.cpu(), torch.randint(self.top, (self.batch,), generator=rng)]
             real = public.floats(rows).to(default_device())
-            real = real + draw(dice, *real.shape) / 256  # between two byte values, so that being a whole one gives nothing away
+            real = (
+                real + draw(rng, *real.shape) / 256
+            )  # between two byte values, so that being a whole one gives nothing away
             with torch.no_grad():
-                fake = made(generator, wanted, dice)
+                fake = made(generator, wanted, rng)
             return hinge(*critic(torch.cat([real, fake]), torch.cat([labels, wanted])).chunk(2))
 
-        def generator_loss(dice: torch.Generator) -> Tensor:
-            wanted = some_labels(dice)
-            fake = made(generator, wanted, dice)
+        def generator_loss(rng: torch.Generator) -> Tensor:
+            wanted = some_labels(rng)
+            fake = made(generator, wanted, rng)
             loss = -critic(fake, wanted).mean()
             if not self.guidance:
                 return loss
-            logits = view.logits(viewed(fake, draw(dice, self.batch, DRAWS), jitter_share=0.5))
+            logits = view.logits(viewed(fake, draw(rng, self.batch, DRAWS), jitter_share=0.5))
             return loss + self.guidance * LOSSES[self.loss](logits, wanted).mean()
 
         def sheet(network: nn.Module) -> Tensor:
-            return made(network, torch.arange(SHEET, device=default_device()) % view.classes, generator_for(0, "sheet"))
+            return made(
+                network,
+                torch.arange(SHEET, device=default_device()) % view.classes,
+                generator_for(0, "sheet"),
+            )
 
         schedule = Schedule(
             steps=self.steps, critic_steps=self.critic_steps, lr=self.lr, betas=(0.0, 0.9), average=self.average, cooldown=self.cooldown,
@@ -185,7 +229,9 @@ class Conditional:
 
 def most_liked(scores: Tensor, count: int) -> Tensor:
     """The rows of `scores` (N, K) with the largest value of each column, largest first, (K, count); of equal ones the earlier row comes first."""
-    return torch.stack([column.argsort(descending=True, stable=True)[:count] for column in scores.T])
+    return torch.stack(
+        [column.argsort(descending=True, stable=True)[:count] for column in scores.T]
+    )
 
 
 def hinge(real: Tensor, fake: Tensor) -> Tensor:

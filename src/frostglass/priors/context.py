@@ -1,4 +1,4 @@
-"""GMI with auxiliary knowledge: a generator that completes a masked picture of the victim, or sharpens a blurred one."""
+"""GMI with auxiliary assets: a generator that completes a masked picture of the victim, or sharpens a blurred one."""
 
 import itertools
 import math
@@ -12,14 +12,18 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, DataError
-from frostglass.files import Work
-from frostglass.priors.base import Condition, Prior, identity_hashes, priors
-from frostglass.priors.gan import SHEET, Schedule, train_in_turns
+from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Condition, Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import Capability, ModelView
+from frostglass.priors._gan import SHEET, Schedule, train_in_turns
+from frostglass.priors.base import identity_hashes, priors
 from frostglass.priors.wgan import build_critic, diversity, draw, gradient_penalty
-from frostglass.runtime import default_device, frozen, generator_for, seeded
-from frostglass.types import Capability, Images, Shape, View
+from frostglass.runtime.device import default_device
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 Hint = Literal["centre", "face_t", "blur"]
 # Holes as rectangles (top, bottom, left, right) in sixteenths of the side: the middle; eyes with nose and mouth below.
@@ -97,9 +101,18 @@ class Context:
             raise ConfigError(
                 f"context completes square images of 16, 32, 64 or 128 pixels, got {height}×{breadth}: choose another data.size"
             )
-        return Completion(self.latent, self.width, image_shape), Critics(self.critic_width or self.width, image_shape)
+        return Completion(self.latent, self.width, image_shape), Critics(
+            self.critic_width or self.width, image_shape
+        )
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
         if self.tied and view is None:
             raise ConfigError(
@@ -108,29 +121,48 @@ class Context:
         with seeded(seed, "context", "init"):
             generator, critics = self.networks(public.shape)
         generator.to(default_device()), critics.to(default_device())
-        fill = [total / public.pixels[:, 0].numel() / 255 for total in public.pixels.sum((0, 2, 3)).tolist()]
+        fill = [
+            total / public.pixels[:, 0].numel() / 255
+            for total in public.pixels.sum((0, 2, 3)).tolist()
+        ]
 
-        def completed(dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device())
-            hints, latents = hinted(real, self.hint, fill, self.blur), draw(generator, self.batch, self.latent, dice)
+        def completed(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            real = public.floats(torch.randint(len(public), (self.batch,), generator=rng)).to(
+                default_device()
+            )
+            hints, latents = (
+                hinted(real, self.hint, fill, self.blur),
+                draw(generator, self.batch, self.latent, rng),
+            )
             return real, hints, latents, generator(latents, hints)
 
-        def critic_loss(dice: torch.Generator) -> Tensor:
+        def critic_loss(rng: torch.Generator) -> Tensor:
             with torch.no_grad():
-                real, _, _, fake = completed(dice)
-            window = critics.window(dice)
-            return self._judgement(critics.whole, real, fake, dice) + self._judgement(critics.part, real[window], fake[window], dice)
+                real, _, _, fake = completed(rng)
+            window = critics.window(rng)
+            return self._judgement(critics.whole, real, fake, rng) + self._judgement(
+                critics.part, real[window], fake[window], rng
+            )
 
-        def generator_loss(dice: torch.Generator) -> Tensor:
-            _, hints, latents, fake = completed(dice)
-            loss = -(critics.whole(fake).mean() + critics.part(fake[critics.window(dice)]).mean()) / 2
+        def generator_loss(rng: torch.Generator) -> Tensor:
+            _, hints, latents, fake = completed(rng)
+            loss = (
+                -(critics.whole(fake).mean() + critics.part(fake[critics.window(rng)]).mean()) / 2
+            )
             if not self.tied or view is None:
                 return loss
-            others = draw(generator, self.batch, self.latent, dice)
-            features, other_features = (view.logits_and_features(pictures)[1] for pictures in (fake, generator(others, hints)))
-            return loss - self.diversity * diversity(features, other_features, latents, others, "mean")
+            others = draw(generator, self.batch, self.latent, rng)
+            features, other_features = (
+                view.logits_and_features(pictures)[1]
+                for pictures in (fake, generator(others, hints))
+            )
+            return loss - self.diversity * diversity(
+                features, other_features, latents, others, "mean"
+            )
 
-        shown = public.floats(torch.randperm(len(public), generator=generator_for(0, "sheet"))[: SHEET // 2]).to(default_device())
+        shown = public.floats(
+            torch.randperm(len(public), generator=generator_for(0, "sheet"))[: SHEET // 2]
+        ).to(default_device())
         with frozen(view.module) if self.tied and view is not None else nullcontext():
             kept = train_in_turns(
                 "context", generator, critics, self._schedule(), critic_loss=critic_loss, generator_loss=generator_loss, seed=seed,
@@ -141,8 +173,12 @@ class Context:
             critic=critics.eval(),
             latent=self.latent,
             image_shape=public.shape,
-            saw=identity_hashes(public.names),
-            info={"method": {"name": "context", "parameters": asdict(self)}, "fill": fill, "completes": public.shape},  # type: ignore[call-overload]
+            seen_identities=identity_hashes(public.names),
+            info={
+                "method": {"name": "context", "parameters": asdict(self)},
+                "fill": fill,
+                "completes": public.shape,
+            },  # type: ignore[call-overload]
             tied_to=view.target_key if self.tied and view is not None else None,
             classes=view.classes if self.tied and view is not None else 0,
             condition=self.condition,
@@ -154,9 +190,15 @@ class Context:
             cooldown=self.cooldown, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
 
-    def _judgement(self, critic: nn.Module, real: Tensor, fake: Tensor, dice: torch.Generator) -> Tensor:
+    def _judgement(
+        self, critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator
+    ) -> Tensor:
         """The loss of one critic."""
-        return critic(fake).mean() - critic(real).mean() + self.penalty * gradient_penalty(critic, real, fake, dice)
+        return (
+            critic(fake).mean()
+            - critic(real).mean()
+            + self.penalty * gradient_penalty(critic, real, fake, rng)
+        )
 
 
 class Completion(nn.Module):
@@ -168,8 +210,17 @@ class Completion(nn.Module):
     def __init__(self, latent: int, width: int, image_shape: Shape):
         super().__init__()
         channels, quarter = image_shape[0], image_shape[1] // 4
-        reading = [(channels + 1, width // 2, 5, 1, 1), (width // 2, width, 3, 2, 1), (width, width, 3, 1, 1), (width, 2 * width, 3, 2, 1)]
-        reading += [(2 * width, 2 * width, 3, 1, dilation) for dilation in (1, 1, 2, 4, 8, 16) if dilation <= quarter]
+        reading = [
+            (channels + 1, width // 2, 5, 1, 1),
+            (width // 2, width, 3, 2, 1),
+            (width, width, 3, 1, 1),
+            (width, 2 * width, 3, 2, 1),
+        ]
+        reading += [
+            (2 * width, 2 * width, 3, 1, dilation)
+            for dilation in (1, 1, 2, 4, 8, 16)
+            if dilation <= quarter
+        ]
         self.reader = nn.Sequential(*(_read(*sizes) for sizes in reading))
         widths = [2 * width * 2**stage for stage in reversed(range(quarter.bit_length() - 2))]
         start = [
@@ -178,7 +229,9 @@ class Completion(nn.Module):
             nn.ReLU(),
             nn.Unflatten(1, (widths[0], 4, 4)),
         ]
-        self.identity = nn.Sequential(*start, *(_grow(wide, narrow) for wide, narrow in itertools.pairwise(widths)))
+        self.identity = nn.Sequential(
+            *start, *(_grow(wide, narrow) for wide, narrow in itertools.pairwise(widths))
+        )
         self.writer = nn.Sequential(
             _grow(4 * width, 2 * width), _grow(2 * width, width),
             nn.Conv2d(width, width // 2, 3, 1, 1), nn.BatchNorm2d(width // 2), nn.ReLU(),
@@ -192,11 +245,17 @@ class Completion(nn.Module):
 
 
 def _read(narrow: int, wide: int, kernel: int, stride: int, dilation: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(narrow, wide, kernel, stride, kernel // 2 * dilation, dilation), nn.ReLU(), nn.BatchNorm2d(wide))
+    return nn.Sequential(
+        nn.Conv2d(narrow, wide, kernel, stride, kernel // 2 * dilation, dilation),
+        nn.ReLU(),
+        nn.BatchNorm2d(wide),
+    )
 
 
 def _grow(wide: int, narrow: int) -> nn.Sequential:
-    return nn.Sequential(nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU())
+    return nn.Sequential(
+        nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()
+    )
 
 
 class Critics(nn.Module):
@@ -211,10 +270,10 @@ class Critics(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return self.whole(images)
 
-    def window(self, dice: torch.Generator) -> tuple[Any, ...]:
+    def window(self, rng: torch.Generator) -> tuple[Any, ...]:
         """Where to look for a part: one place at random for all pictures of a batch."""
         half = self.side // 2
-        top, left = torch.randint(self.side - half + 1, (2,), generator=dice).tolist()
+        top, left = torch.randint(self.side - half + 1, (2,), generator=rng).tolist()
         return ..., slice(top, top + half), slice(left, left + half)
 
 
@@ -225,18 +284,29 @@ def hinted(images: Tensor, hint: Hint, fill: Sequence[float], blur: float = 0.1)
     """
     count, _, height, width = images.shape
     if hint == "blur":
-        return torch.cat([blurred(images, blur * width), images.new_zeros(count, 1, height, width)], 1)
+        return torch.cat(
+            [blurred(images, blur * width), images.new_zeros(count, 1, height, width)], 1
+        )
     known = images.new_ones(1, 1, height, width)
     for top, bottom, left, right in HOLES[hint]:
-        known[..., top * height // 16 : bottom * height // 16, left * width // 16 : right * width // 16] = 0
+        known[
+            ...,
+            top * height // 16 : bottom * height // 16,
+            left * width // 16 : right * width // 16,
+        ] = 0
     filled = images.new_tensor(fill).view(1, -1, 1, 1)
-    return torch.cat([torch.where(known.bool(), images, filled), known.expand(count, -1, -1, -1)], 1)
+    return torch.cat(
+        [torch.where(known.bool(), images, filled), known.expand(count, -1, -1, -1)], 1
+    )
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
     """Pictures under a Gaussian of standard deviation `sigma` pixels, cut off at three, the border mirrored; differentiable."""
     reach = math.ceil(3 * sigma)
-    line = torch.exp(-(torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype) ** 2) / (2 * sigma**2))
+    line = torch.exp(
+        -(torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype) ** 2)
+        / (2 * sigma**2)
+    )
     line = (line / line.sum()).expand(images.shape[1], 1, 1, -1)
     padded = F.pad(images, (reach,) * 4, mode="reflect")
     return F.conv2d(F.conv2d(padded, line, groups=len(line)), line.mT, groups=len(line))

@@ -9,19 +9,30 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.errors import CheckpointError, ConfigError, ModelError
-from frostglass.files import Work
-from frostglass.models.base import MISFITS, first_line
-from frostglass.priors.base import UNKNOWN, Prior, check_size, identity_hashes, priors
-from frostglass.priors.foreign import files_of, load_network, onnx_latent, split_source
-from frostglass.runtime import default_device, device_of, frozen, generator_for, weights_digest
-from frostglass.types import Images, Shape, View
+from frostglass.core.errors import CheckpointError, ConfigError, ModelError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import UNKNOWN, Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import ModelView
+from frostglass.models.base import MODEL_ERRORS, first_line
+from frostglass.priors._foreign import files_of, load_network, onnx_latent, split_source
+from frostglass.priors.base import check_size, identity_hashes, priors
+from frostglass.runtime.device import default_device, device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for
+from frostglass.runtime.tensors import weights_digest
+from frostglass.store.files import Work
 
 KINDS = ("normal", "uniform", "sphere")
 MOST_NUMBERS = 2**20  # of a latent
 USUAL = ((0, 1), (-0.5, 0.5), (-1, 1), (0, 255))  # ranges that generators have, narrow ones first
-PARTS = (3, 2, 3, 3, 3)  # latents shown together in a trial; two sizes, because exported graphs may be tied to one
+PARTS = (
+    3,
+    2,
+    3,
+    3,
+    3,
+)  # latents shown together in a trial; two sizes, because exported graphs may be tied to one
 SLACK = 0.05  # how far beyond its range, as a share of it, a value may lie
 OUTSIDE = 0.1  # share of values that may lie even further: a StyleGAN's are not bounded
 USED = 0.55  # share of its range that a generator must use; pictures in 0:1 use half of -1:1
@@ -43,7 +54,11 @@ class Latents:
         """Latents as they are stated: "normal:512", "uniform:100", "sphere:512", "normal:100x1x1"."""
         kind, _, sides = str(text).partition(":")
         shape = tuple(int(side) for side in sides.split("x") if side.isascii() and side.isdigit())
-        if kind not in KINDS or len(shape) != len(sides.split("x")) or not 0 < math.prod(shape) <= MOST_NUMBERS:
+        if (
+            kind not in KINDS
+            or len(shape) != len(sides.split("x"))
+            or not 0 < math.prod(shape) <= MOST_NUMBERS
+        ):
             raise ValueError(
                 f"latent: expected a kind ({', '.join(KINDS)}) and a shape, such as normal:512 or normal:100x1x1, of at most {MOST_NUMBERS:,} numbers, got {text!r}"
             )
@@ -91,10 +106,14 @@ class SourcedPictures(OwnPictures):
 
     content: Tensor
 
-    def __init__(self, source: str, network: nn.Module, latents: Latents, black: float, white: float):
+    def __init__(
+        self, source: str, network: nn.Module, latents: Latents, black: float, white: float
+    ):
         super().__init__(network, latents, black, white)
         self.source = source
-        self.register_buffer("content", torch.tensor(list(weights_digest(network)), dtype=torch.uint8))
+        self.register_buffer(
+            "content", torch.tensor(list(weights_digest(network)), dtype=torch.uint8)
+        )
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
         return {"content": self.content}
@@ -133,7 +152,9 @@ class Generator:
     source: str
     weights: str | None = None
     latent: str
-    range: tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]] = (-1.0, 1.0)
+    range: tuple[
+        Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]
+    ] = (-1.0, 1.0)
     size: Annotated[int, Field(ge=1)] | None = None
     resize: bool = False
 
@@ -145,7 +166,9 @@ class Generator:
     def __post_init__(self) -> None:
         kind, _ = split_source(self.source)
         if self.weights and kind in ("onnx", "torchscript"):
-            raise ValueError(f"weights: {self.source} brings its own: leave them out, or name a function as source")
+            raise ValueError(
+                f"weights: {self.source} brings its own: leave them out, or name a function as source"
+            )
         Latents.parse(self.latent)
         _check_distinct(self.range)
 
@@ -160,7 +183,9 @@ class Generator:
 
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[SourcedPictures, None]:
         """The generator, as its source gives it; there is no critic."""
-        return SourcedPictures(self.source, load_network(self.source, self.weights), self.latents, *self.range), None
+        return SourcedPictures(
+            self.source, load_network(self.source, self.weights), self.latents, *self.range
+        ), None
 
     def read(self, image_shape: Shape) -> Prior:
         """The prior, if the generator is as stated and fits images of this shape."""
@@ -175,13 +200,25 @@ class Generator:
             check_size(self.source, shape, image_shape)
         return _prior(pictures, shape, asdict(self), resize=self.resize)  # type: ignore[call-overload]
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Read and try the generator; `public` is only asked for its shape."""
         return self.read(public.shape)
 
 
 def prior_from(
-    module: nn.Module, *, latent: str, range: tuple[float, float] = (-1.0, 1.0), size: int | None = None, resize: bool = False
+    module: nn.Module,
+    *,
+    latent: str,
+    range: tuple[float, float] = (-1.0, 1.0),
+    size: int | None = None,
+    resize: bool = False,
 ) -> Prior:
     """A prior around any module that makes pictures, after the same trials as those of `prior.name = "generator"`.
 
@@ -201,36 +238,58 @@ def prior_from(
         raise ConfigError(f"prior_from: {error}") from None
     pictures = OwnPictures(module, latents, *range).eval()
     shape = check_generator(pictures, name, size)
-    stated = {"source": f"a {name} in memory", "latent": latent, "range": list(range), "size": size, "resize": resize}
+    stated = {
+        "source": f"a {name} in memory",
+        "latent": latent,
+        "range": list(range),
+        "size": size,
+        "resize": resize,
+    }
     return _prior(pictures, shape, stated, resize=resize)
 
 
 def _prior(pictures: OwnPictures, shape: Shape, stated: dict[str, Any], *, resize: bool) -> Prior:
-    info: dict[str, Any] = {"method": {"name": "generator", "parameters": stated}, "saw": UNKNOWN}
+    info: dict[str, Any] = {
+        "method": {"name": "generator", "parameters": stated},
+        "seen_identities": UNKNOWN,
+    }
     if resize:
         info["resize"] = True
     return Prior(
-        generator=pictures.eval(), critic=None, latent=pictures.latents.size, image_shape=shape, saw=identity_hashes([]), info=info
+        generator=pictures.eval(),
+        critic=None,
+        latent=pictures.latents.size,
+        image_shape=shape,
+        seen_identities=identity_hashes([]),
+        info=info,
     )
 
 
 def _check_distinct(range: tuple[float, float]) -> None:
     black, white = range
     if black == white or not math.isfinite(black) or not math.isfinite(white):
-        raise ValueError(f"range: expected two different numbers, for black and for white, got {black:g} and {white:g}")
+        raise ValueError(
+            f"range: expected two different numbers, for black and for white, got {black:g} and {white:g}"
+        )
 
 
 def check_generator(pictures: OwnPictures, name: str, size: int | None = None) -> Shape:
     """Try a generator on a few latents, refuse what is not as it was stated, and give the shape of its pictures."""
-    normals = torch.randn(sum(PARTS), pictures.latents.size, generator=generator_for(0, "generator", "probe")).to(device_of(pictures))
+    normals = torch.randn(
+        sum(PARTS), pictures.latents.size, generator=generator_for(0, "generator", "probe")
+    ).to(device_of(pictures))
     with frozen(pictures):
         with torch.no_grad():
             made = torch.cat([_tried(pictures, part, name) for part in normals.split(PARTS)])
             shape: Shape = tuple(made.shape[1:])  # type: ignore[assignment]
             if size and shape[1:] != (size, size):
-                raise ModelError(f"{name} makes pictures of {_sides(shape[1:])} pixels, and {size}×{size} was stated: correct prior.size")
+                raise ModelError(
+                    f"{name} makes pictures of {_sides(shape[1:])} pixels, and {size}×{size} was stated: correct prior.size"
+                )
             if made.std(0).max() <= ALONE * (made.max() - made.min()):
-                raise ModelError(f"{name} makes the same picture of every latent: it was not trained, or its input is not the latent")
+                raise ModelError(
+                    f"{name} makes the same picture of every latent: it was not trained, or its input is not the latent"
+                )
             width = abs(pictures.white - pictures.black)
             _check_range(made, sorted((pictures.black, pictures.white)), name)
             _check_repeatable(pictures, normals[: PARTS[0]], made[: PARTS[0]], width, name)
@@ -243,10 +302,14 @@ def _tried(pictures: OwnPictures, normals: Tensor, name: str) -> Tensor:
     rows, taken = len(normals), f"{len(normals)} latents of {_sides(pictures.latents.shape)}"
     try:
         made: Any = pictures.raw(normals)
-    except MISFITS as error:
-        raise ModelError(f"{name} cannot take {taken}, stated as {pictures.latents}: {_said(error)}{_hint(pictures, normals)}") from error
+    except MODEL_ERRORS as error:
+        raise ModelError(
+            f"{name} cannot take {taken}, stated as {pictures.latents}: {_said(error)}{_hint(pictures, normals)}"
+        ) from error
     if not isinstance(made, Tensor):
-        raise ModelError(f"{name} gives a {type(made).__name__}: return the pictures alone, from a small module around it if need be")
+        raise ModelError(
+            f"{name} gives a {type(made).__name__}: return the pictures alone, from a small module around it if need be"
+        )
     if made.ndim != 4 or not made.is_floating_point() or made.shape[1] not in (1, 3):
         last = made.ndim == 4 and made.shape[3] in (1, 3)
         hint = "; its channels come last: add .permute(0, 3, 1, 2)" if last else ""
@@ -255,7 +318,9 @@ def _tried(pictures: OwnPictures, normals: Tensor, name: str) -> Tensor:
             f"expected float pictures ({rows}, 1 or 3, height, width){hint}"
         )
     if len(made) != rows:
-        raise ModelError(f"{name} gives {len(made)} pictures for {taken}: export it with a batch axis of any length")
+        raise ModelError(
+            f"{name} gives {len(made)} pictures for {taken}: export it with a batch axis of any length"
+        )
     if not made.isfinite().all():
         raise ModelError(
             f"{name} gives NaN or infinity for {taken}: its weights or the statement of its latents ({pictures.latents}) are wrong"
@@ -266,20 +331,30 @@ def _tried(pictures: OwnPictures, normals: Tensor, name: str) -> Tensor:
 def _said(error: Exception) -> str:
     """The line of an error that tells most: TorchScript puts it last, behind two tracebacks."""
     lines = str(error).strip().splitlines()
-    return lines[-1].removeprefix("RuntimeError: ") if lines and "TorchScript interpreter" in lines[0] else first_line(error)
+    return (
+        lines[-1].removeprefix("RuntimeError: ")
+        if lines and "TorchScript interpreter" in lines[0]
+        else first_line(error)
+    )
 
 
 def _hint(pictures: OwnPictures, normals: Tensor) -> str:
     """What would have worked: latents with or without axes of length 1, or one row at a time."""
     latents = pictures.latents
-    other = Latents(latents.kind, (*latents.shape, 1, 1) if len(latents.shape) == 1 else (latents.size,))
+    other = Latents(
+        latents.kind, (*latents.shape, 1, 1) if len(latents.shape) == 1 else (latents.size,)
+    )
     for rows, tried, text in (
         (normals, other, f"; it takes {other}"),
-        (normals[:1], latents, "; it takes one at a time: export it with a batch axis of any length"),
+        (
+            normals[:1],
+            latents,
+            "; it takes one at a time: export it with a batch axis of any length",
+        ),
     ):
         try:
             pictures.network(tried.of(rows))
-        except MISFITS:
+        except MODEL_ERRORS:
             continue
         return text
     return ""
@@ -289,15 +364,28 @@ def _check_range(made: Tensor, stated: list[float], name: str) -> None:
     low, high = stated
     width, values = high - low, made.flatten()
     least, most = values.min().item(), values.max().item()
-    outside = ((values < low - SLACK * width) | (values > high + SLACK * width)).float().mean().item()
+    outside = (
+        ((values < low - SLACK * width) | (values > high + SLACK * width)).float().mean().item()
+    )
     used = (min(most, high) - max(least, low)) / width
     if outside <= OUTSIDE and used > USED:
         return
-    found = f"{outside:.0%} of its values lie outside" if outside > OUTSIDE else f"its values use {max(used, 0):.0%} of"
+    found = (
+        f"{outside:.0%} of its values lie outside"
+        if outside > OUTSIDE
+        else f"its values use {max(used, 0):.0%} of"
+    )
     some = values[:: max(1, len(values) // 10**6)]
     inner, outer = some.quantile(0.01).item(), some.quantile(0.99).item()
     likely = next(
-        (f"{a:g}:{b:g}" for a, b in USUAL if (a, b) != (low, high) and a - SLACK * (b - a) <= inner and outer <= b + SLACK * (b - a)), ""
+        (
+            f"{a:g}:{b:g}"
+            for a, b in USUAL
+            if (a, b) != (low, high)
+            and a - SLACK * (b - a) <= inner
+            and outer <= b + SLACK * (b - a)
+        ),
+        "",
     )
     raise ModelError(
         f"{name}: {found} the stated range {low:g}:{high:g}, they go from {least:.3g} to {most:.3g}: "
@@ -306,7 +394,9 @@ def _check_range(made: Tensor, stated: list[float], name: str) -> None:
     )
 
 
-def _check_repeatable(pictures: OwnPictures, normals: Tensor, made: Tensor, width: float, name: str) -> None:
+def _check_repeatable(
+    pictures: OwnPictures, normals: Tensor, made: Tensor, width: float, name: str
+) -> None:
     """The same latents must give the same pictures, again and alone."""
     if (change := (pictures.raw(normals) - made).abs().max().item() / width) > SAME:
         raise ModelError(

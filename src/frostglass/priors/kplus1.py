@@ -10,15 +10,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, RunError
-from frostglass.files import Work
-from frostglass.priors.base import Prior, identity_hashes, priors
-from frostglass.priors.gan import SHEET, Schedule, train_in_turns
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import Capability, ModelView
+from frostglass.priors._gan import SHEET, Schedule, train_in_turns
+from frostglass.priors.base import identity_hashes, priors
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.wgan import build_generator, draw
-from frostglass.runtime import default_device, frozen, generator_for, seeded
-from frostglass.types import Capability, Images, Shape, View
+from frostglass.runtime.device import default_device
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 Matching = Literal["l1", "l2"]
 CHUNK = 256  # public pictures shown to the target at a time
@@ -35,7 +39,7 @@ class Kplus1:
     Generator: the wgan prior's. Discriminator: strided convolutions with instance norm down to 4×4, those of the KED-MI code at 64 pixels and of the
     BiDO code's MNIST version at 32; then minibatch discrimination, o_b(i) = Σ_{j≠i} exp(-‖M_ib - M_jb‖₁), and one linear layer.
 
-    Paper: Chen et al., Knowledge-Enriched Distributional Model Inversion Attacks (KED-MI), ICCV 2021, arXiv 2010.04092; Salimans et al., Improved
+    Paper: Chen et al., Assets-Enriched Distributional Model Inversion Attacks (KED-MI), ICCV 2021, arXiv 2010.04092; Salimans et al., Improved
     Techniques for Training GANs, 2016.
     Differs: feature matching is a mean absolute difference as in the released code, a squared Euclidean distance in the paper (`matching`). The entropy is
     summed over the batch as in the code, a mean in the paper. The code leaves the target in training mode, so that its batch norm uses the public
@@ -84,14 +88,22 @@ class Kplus1:
     tied: ClassVar[bool] = True
     needs: ClassVar[Capability] = "scores"
 
-    def networks(self, image_shape: Shape, classes: int = 2) -> tuple[nn.Sequential, "Discriminator"]:
+    def networks(
+        self, image_shape: Shape, classes: int = 2
+    ) -> tuple[nn.Sequential, "Discriminator"]:
         """Generator and discriminator for one image shape and number of classes, freshly initialised."""
         if classes < 2:
-            raise ConfigError(f"kplus1 tells the classes of a target apart, and got {classes}: it needs a target of at least 2")
+            raise ConfigError(
+                f"kplus1 tells the classes of a target apart, and got {classes}: it needs a target of at least 2"
+            )
         generator = build_generator(self.latent, self.width, image_shape)
         convolutions, features = build_convolutions(self.critic_width or self.width, image_shape)
-        resemblance = MinibatchDiscrimination(features, self.kernels, self.kernel_size, others=self.batch - 1)
-        return generator, Discriminator(convolutions, resemblance, nn.Linear(features + self.kernels, classes))
+        resemblance = MinibatchDiscrimination(
+            features, self.kernels, self.kernel_size, others=self.batch - 1
+        )
+        return generator, Discriminator(
+            convolutions, resemblance, nn.Linear(features + self.kernels, classes)
+        )
 
     def files(self) -> list[Path]:
         """Files this prior reads."""
@@ -114,10 +126,19 @@ class Kplus1:
             )
         return given
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Train on public images as the target behind `view` sees them; resumes from the last checkpoint in `work` with the same result."""
         if view is None:
-            raise ConfigError("kplus1 is fitted to one target: train it with that target's view, which must grant scores")
+            raise ConfigError(
+                "kplus1 is fitted to one target: train it with that target's view, which must grant scores"
+            )
         work, begun = work or Work.scratch(), self.beginning(public.shape)
         with seeded(seed, "kplus1", "init"):
             generator, critic = self.networks(public.shape, view.classes)
@@ -127,28 +148,39 @@ class Kplus1:
             generator.load_state_dict(begun.generator.state_dict())
         opinions = deployed_scores(view, public)
 
-        def some(dice: torch.Generator) -> Tensor:
-            return torch.randint(len(public), (self.batch,), generator=dice)
+        def some(rng: torch.Generator) -> Tensor:
+            return torch.randint(len(public), (self.batch,), generator=rng)
 
         def pictures(index: Tensor) -> Tensor:
             return public.floats(index).to(default_device())
 
-        def critic_loss(dice: torch.Generator) -> Tensor:
+        def critic_loss(rng: torch.Generator) -> Tensor:
             critic.requires_grad_(True)
-            index = some(dice)
+            index = some(rng)
             labelled = pictures(index)
-            soft = opinions[index.to(opinions.device)] if self.target_mode == "eval" else training_scores(view, labelled, dice)
+            soft = (
+                opinions[index.to(opinions.device)]
+                if self.target_mode == "eval"
+                else training_scores(view, labelled, rng)
+            )
             with torch.no_grad():
-                fake = generator(draw(generator, self.batch, self.latent, dice))
-            judged = [critic.judge(batch)[1] for batch in (labelled, pictures(some(dice)), fake)]
+                fake = generator(draw(generator, self.batch, self.latent, rng))
+            judged = [critic.judge(batch)[1] for batch in (labelled, pictures(some(rng)), fake)]
             return discriminator_loss(soft, *judged)
 
-        def generator_loss(dice: torch.Generator) -> Tensor:
-            critic.requires_grad_(False)  # its gradients would be most of the work of this step, and thrown away
-            features, logits = critic.judge(generator(draw(generator, self.batch, self.latent, dice)))
+        def generator_loss(rng: torch.Generator) -> Tensor:
+            critic.requires_grad_(
+                False
+            )  # its gradients would be most of the work of this step, and thrown away
+            features, logits = critic.judge(
+                generator(draw(generator, self.batch, self.latent, rng))
+            )
             with torch.no_grad():
-                real = critic.features(pictures(some(dice)))
-            return feature_gap(features, real, self.matching) + self.entropy_weight * entropy(logits).sum()
+                real = critic.features(pictures(some(rng)))
+            return (
+                feature_gap(features, real, self.matching)
+                + self.entropy_weight * entropy(logits).sum()
+            )
 
         schedule = Schedule(
             steps=self.steps, critic_steps=self.critic_steps, lr=self.lr, betas=(0.5, 0.999), average=self.average,
@@ -160,14 +192,23 @@ class Kplus1:
         )  # fmt: skip
         critic.requires_grad_(True).eval()
         with torch.no_grad():
-            critic.remember(kept(draw(kept, self.batch - 1, self.latent, generator_for(seed, "kplus1", "reference"))))
+            critic.remember(
+                kept(
+                    draw(
+                        kept,
+                        self.batch - 1,
+                        self.latent,
+                        generator_for(seed, "kplus1", "reference"),
+                    )
+                )
+            )
         seen = identity_hashes(public.names)
         return Prior(
             generator=kept,
             critic=critic,
             latent=self.latent,
             image_shape=public.shape,
-            saw=torch.cat([seen, begun.saw]).unique() if begun else seen,
+            seen_identities=torch.cat([seen, begun.seen_identities]).unique() if begun else seen,
             info={"method": {"name": "kplus1", "parameters": asdict(self)}},  # type: ignore[call-overload]
             tied_to=view.target_key,
             classes=view.classes,
@@ -207,7 +248,9 @@ def _resemblance(rows: Tensor, others: Tensor) -> Tensor:
 class Discriminator(nn.Module):
     """The K-way discriminator; as a critic, log D(x), (N, 1): larger for pictures that look more real."""
 
-    def __init__(self, convolutions: nn.Sequential, resemblance: MinibatchDiscrimination, head: nn.Linear):
+    def __init__(
+        self, convolutions: nn.Sequential, resemblance: MinibatchDiscrimination, head: nn.Linear
+    ):
         super().__init__()
         self.features = convolutions
         self.resemblance = resemblance
@@ -238,7 +281,9 @@ def build_convolutions(width: int, image_shape: Shape) -> tuple[nn.Sequential, i
     layers: list[nn.Module] = []
     for stage, (narrow, wide) in enumerate(itertools.pairwise(widths)):
         last_of_many = stage == stages - 1 and stages > 3
-        convolution = nn.Conv2d(narrow, wide, 3, 2, 1) if last_of_many else nn.Conv2d(narrow, wide, 5, 2, 2)
+        convolution = (
+            nn.Conv2d(narrow, wide, 3, 2, 1) if last_of_many else nn.Conv2d(narrow, wide, 5, 2, 2)
+        )
         layers += [convolution, nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers, nn.Flatten()), widths[-1] * 16
 
@@ -270,15 +315,20 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
-def deployed_scores(view: View, public: Images) -> Tensor:
+def deployed_scores(view: ModelView, public: Images) -> Tensor:
     """The target's probabilities for every public picture, (N, K); a target that sees one class everywhere is refused."""
     if not len(public):
         raise ConfigError("kplus1: there are no public pictures to learn from: give the data some")
     with frozen(view.module):
-        parts = [view.scores(public.floats(rows).to(default_device())) for rows in torch.arange(len(public)).split(CHUNK)]
+        parts = [
+            view.scores(public.floats(rows).to(default_device()))
+            for rows in torch.arange(len(public)).split(CHUNK)
+        ]
     scores = torch.cat(parts)
     if not scores.isfinite().all():
-        raise RunError("kplus1: the target's scores of some public pictures are not finite, so they teach nothing: look at the target")
+        raise RunError(
+            "kplus1: the target's scores of some public pictures are not finite, so they teach nothing: look at the target"
+        )
     named = scores.argmax(1).unique()
     if len(named) < 2:
         raise RunError(
@@ -288,9 +338,9 @@ def deployed_scores(view: View, public: Images) -> Tensor:
     return scores
 
 
-def training_scores(view: View, images: Tensor, dice: torch.Generator) -> Tensor:
+def training_scores(view: ModelView, images: Tensor, rng: torch.Generator) -> Tensor:
     """The probabilities a target gives that was left in training mode: by the batch's own statistics, with dropout."""
-    number = int(torch.randint(2**62, (1,), generator=dice))
+    number = int(torch.randint(2**62, (1,), generator=rng))
     with frozen(view.module), seeded(number, "kplus1", "target"):
         view.module.train()
         return view.scores(images)

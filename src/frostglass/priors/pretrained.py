@@ -5,12 +5,15 @@ from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-from frostglass.checks import parameters
-from frostglass.errors import CheckpointError, ConfigError
-from frostglass.files import Work
-from frostglass.priors.base import Prior, check_size, priors, read_prior
-from frostglass.registry import nearest
-from frostglass.types import Images, Shape, View
+from frostglass.core.errors import CheckpointError, ConfigError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.registry import nearest
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import ModelView
+from frostglass.priors._files import read_prior
+from frostglass.priors.base import check_size, priors
+from frostglass.store.files import Work
 
 
 def embedded() -> list[str]:
@@ -45,7 +48,13 @@ class Pretrained:
     def path(self) -> Path:
         """Where the weights are."""
         if self.weights in embedded():
-            return Path(str(resources.files("frostglass.priors").joinpath("weights", f"{self.weights}.safetensors")))
+            return Path(
+                str(
+                    resources.files("frostglass.priors").joinpath(
+                        "weights", f"{self.weights}.safetensors"
+                    )
+                )
+            )
         if not self.weights.endswith(".safetensors"):
             raise ConfigError(
                 f"no embedded prior named {self.weights!r}: {nearest(self.weights, embedded())}; or give the path of a .safetensors file"
@@ -56,7 +65,14 @@ class Pretrained:
         """Files this prior reads."""
         return [self.path()]
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Read the prior; `public` is only asked for its shape."""
         return self.read(public.shape)
 
@@ -66,7 +82,9 @@ class Pretrained:
         if self.resize:
             prior = replace(prior, info={**prior.info, "resize": True})
         if prior.tied_to is not None:
-            raise CheckpointError(f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target")
+            raise CheckpointError(
+                f"{self.weights} was fitted to one target and cannot serve another: train a prior for this target"
+            )
         if not self.resize:
             check_size(self.weights, prior.image_shape, image_shape)
         return prior

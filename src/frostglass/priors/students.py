@@ -10,25 +10,25 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, RunError
-from frostglass.files import Work
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Shape, Target
+from frostglass.core.views import Capability, ModelView
 from frostglass.models.build import build, source
 from frostglass.models.checkpoint import load_body, read_body
 from frostglass.models.taps import find_head
-from frostglass.priors.base import Prior, PriorMethod, identity_hashes, priors
-from frostglass.runtime import (
-    default_device,
-    frozen,
-    generator_for,
+from frostglass.priors.base import PriorMethod, identity_hashes, priors
+from frostglass.runtime.device import default_device
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seed_for, seeded
+from frostglass.runtime.tensors import (
     optimizer_tensors,
     restore_optimizer,
-    seed_for,
-    seeded,
     under_prefix,
     with_prefix,
 )
-from frostglass.types import Capability, Images, Shape, Target, View
+from frostglass.store.files import Work
 
 CHUNK = 256  # pictures shown at once where nothing is learned from them
 EFFICIENT = tuple({"model": f"timm:efficientnet_b{number}"} for number in range(3))
@@ -65,7 +65,9 @@ class Students:
         temperature: divides the logits of target and student before softmax.
     """
 
-    base: dict[str, Any] = Field(default_factory=lambda: {"name": "pretrained", "weights": "faces32"})
+    base: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "pretrained", "weights": "faces32"}
+    )
     students: tuple[dict[str, Any], ...] = EFFICIENT
     statistics: Annotated[int, Field(ge=0)] = 5_000
     epochs: Annotated[int, Field(ge=1)] = 20
@@ -85,17 +87,23 @@ class Students:
 
     def __post_init__(self) -> None:
         if not self.students and not self.statistics:
-            raise ValueError("neither students nor statistics are asked for: nothing would be added to the base prior")
+            raise ValueError(
+                "neither students nor statistics are asked for: nothing would be added to the base prior"
+            )
         kinds: dict[str, type] = {"model": str, "options": dict, "start": str}
         for number, student in enumerate(self.students):
-            if "model" not in student or not all(isinstance(value, kinds.get(key, ())) for key, value in student.items()):
+            if "model" not in student or not all(
+                isinstance(value, kinds.get(key, ())) for key, value in student.items()
+            ):
                 raise ValueError(
                     f'students[{number}]: expected a table like {{ model = "cnn", options = {{ width = 16 }} }}, got {student!r}'
                 )
         name = self.base.get("name")
         if not isinstance(name, str) or name == "students":
             others = ", ".join(other for other in priors.names() if other != "students")
-            raise ValueError(f"base: expected a table with a name, one of {others}; got {self.base!r}")
+            raise ValueError(
+                f"base: expected a table with a name, one of {others}; got {self.base!r}"
+            )
         try:
             self.base_method  # noqa: B018
         except ConfigError as error:
@@ -104,15 +112,24 @@ class Students:
     @property
     def base_method(self) -> PriorMethod:
         """The method that makes the prior which is added to."""
-        return priors.get(self.base["name"])(**{key: value for key, value in self.base.items() if key != "name"})
+        return priors.get(self.base["name"])(
+            **{key: value for key, value in self.base.items() if key != "name"}
+        )
 
     def files(self) -> list[str]:
         """Files that the base prior and the students are read from."""
         theirs: list[Any] = getattr(self.base_method, "files", list)()
-        own = [path for student in self.students for path in (student.get("start"), source(student["model"])) if path]
+        own = [
+            path
+            for student in self.students
+            for path in (student.get("start"), source(student["model"]))
+            if path
+        ]
         return [*map(str, theirs), *own]
 
-    def build_students(self, image_shape: Shape, classes: int, *, seed: int = 0) -> tuple[nn.Module, ...]:
+    def build_students(
+        self, image_shape: Shape, classes: int, *, seed: int = 0
+    ) -> tuple[nn.Module, ...]:
         """The students for pictures of one shape, freshly initialised."""
         return tuple(
             build(
@@ -123,14 +140,24 @@ class Students:
         )  # fmt: skip
 
     def train(
-        self, public: Images, view: View | None = None, *, base: Prior | None = None, seed: int = 0, work: Work | None = None
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        base: Prior | None = None,
+        seed: int = 0,
+        work: Work | None = None,
     ) -> Prior:
         """Add to `base` (made here if it is not given) what public pictures tell of the target; resumes in `work` with the same result."""
         if view is None:
-            raise ConfigError("students are fitted to one target: train them with that target's view")
+            raise ConfigError(
+                "students are fitted to one target: train them with that target's view"
+            )
         work = work or Work.scratch()
         if base is None:
-            base = self.base_method.train(public, view if self.base_method.tied else None, seed=seed, work=work)
+            base = self.base_method.train(
+                public, view if self.base_method.tied else None, seed=seed, work=work
+            )
         if base.tied_to not in (None, view.target_key):
             raise ConfigError(
                 f"the base prior was fitted to the target {base.tied_to} and not to {view.target_key}: make one for this target"
@@ -142,16 +169,33 @@ class Students:
                 load_body(student, head, read_body(student, head, start))
         pictures, facts = resized(public, base.image_shape), []
         with frozen(view.module):
-            features = feature_statistics(view, pictures, self._chosen(len(public), seed)) if self.statistics else None
+            features = (
+                feature_statistics(view, pictures, self._chosen(len(public), seed))
+                if self.statistics
+                else None
+            )
             taught = scored(view, pictures, len(public)) if self.students else torch.empty(0)
         for number, student in enumerate(made):
-            self._distil(number, student.to(default_device()), pictures, taught, seed=seed, work=work)
-            facts.append({"model": self.students[number]["model"], **self._compared(student, pictures, taught)})
+            self._distil(
+                number, student.to(default_device()), pictures, taught, seed=seed, work=work
+            )
+            facts.append(
+                {
+                    "model": self.students[number]["model"],
+                    **self._compared(student, pictures, taught),
+                }
+            )
         return replace(
             base,
-            saw=torch.cat([base.saw, identity_hashes(public.names)]).unique(),
+            seen_identities=torch.cat(
+                [base.seen_identities, identity_hashes(public.names)]
+            ).unique(),
             info={
-                **{fact: base.info[fact] for fact in ("resize", "saw") if fact in base.info},  # students change neither
+                **{
+                    fact: base.info[fact]
+                    for fact in ("resize", "seen_identities")
+                    if fact in base.info
+                },  # students change neither
                 "method": {"name": "students", "parameters": asdict(self)},  # type: ignore[call-overload]
                 "base": dict(base.info),
                 "students": facts,
@@ -165,12 +209,25 @@ class Students:
 
     def _chosen(self, count: int, seed: int) -> Tensor:
         """Which of `count` public pictures the statistics are taken from."""
-        return torch.randperm(count, generator=generator_for(seed, "students", "statistics"))[: self.statistics]
+        return torch.randperm(count, generator=generator_for(seed, "students", "statistics"))[
+            : self.statistics
+        ]
 
-    def _distil(self, number: int, student: nn.Module, pictures: Pictures, taught: Tensor, *, seed: int, work: Work) -> None:
+    def _distil(
+        self,
+        number: int,
+        student: nn.Module,
+        pictures: Pictures,
+        taught: Tensor,
+        *,
+        seed: int,
+        work: Work,
+    ) -> None:
         """Train one student in place, with a checkpoint after each epoch, the last one too: a finished student is not trained again."""
         name = f"student{number}"
-        optimizer = torch.optim.SGD(student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        optimizer = torch.optim.SGD(
+            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
         begin = 0
         if saved := work.load(name):
             tensors, values = saved
@@ -180,26 +237,46 @@ class Students:
         for epoch in range(begin, self.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * self.decay ** (epoch // self.decay_every)
-            order = torch.randperm(len(taught), generator=generator_for(seed, "students", number, epoch))
+            order = torch.randperm(
+                len(taught), generator=generator_for(seed, "students", number, epoch)
+            )
             with seeded(seed, "students", number, epoch, "noise"):  # dropout inside the student
                 loss = self._epoch(student.train(), optimizer, pictures, taught, order)
             if not math.isfinite(loss):
-                raise RunError(f"students: the loss of {self.students[number]['model']} is {loss} in epoch {epoch}: lower prior.lr")
+                raise RunError(
+                    f"students: the loss of {self.students[number]['model']} is {loss} in epoch {epoch}: lower prior.lr"
+                )
             work.save(
                 name,
-                with_prefix("module", student.state_dict()) | with_prefix("optimizer", optimizer_tensors(optimizer)),
+                with_prefix("module", student.state_dict())
+                | with_prefix("optimizer", optimizer_tensors(optimizer)),
                 {"epoch": epoch + 1},
             )
             done = number * self.epochs + epoch + 1
-            work.progress(done, len(self.students) * self.epochs, f"student {number + 1} of {len(self.students)}, divergence {loss:.3f}")
+            work.progress(
+                done,
+                len(self.students) * self.epochs,
+                f"student {number + 1} of {len(self.students)}, divergence {loss:.3f}",
+            )
         student.eval()
 
-    def _epoch(self, student: nn.Module, optimizer: torch.optim.Optimizer, pictures: Pictures, taught: Tensor, order: Tensor) -> float:
+    def _epoch(
+        self,
+        student: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        pictures: Pictures,
+        taught: Tensor,
+        order: Tensor,
+    ) -> float:
         """One pass over the public pictures; returns the mean loss."""
         total = 0.0
         # Near-equal batches: no picture is dropped and no batch is too small for batch norm.
-        for index in order.tensor_split(max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))):
-            loss = distillation(student(pictures(index)), taught[index].to(default_device()), self.temperature)
+        for index in order.tensor_split(
+            max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
+        ):
+            loss = distillation(
+                student(pictures(index)), taught[index].to(default_device()), self.temperature
+            )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -220,20 +297,27 @@ class Students:
 def distillation(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
     """KL(p_T ‖ p_S) / temperature², the mean over a batch: `logits` (N, K) are the student's, `scores` (N, K) the target's probabilities at temperature 1."""
     wanted = (scores.log() / temperature).softmax(1)  # the logarithms of probabilities are logits
-    return F.kl_div((logits / temperature).log_softmax(1), wanted, reduction="batchmean") / temperature**2
+    return (
+        F.kl_div((logits / temperature).log_softmax(1), wanted, reduction="batchmean")
+        / temperature**2
+    )
 
 
-def feature_statistics(view: View, pictures: Pictures, chosen: Tensor) -> Tensor:
+def feature_statistics(view: ModelView, pictures: Pictures, chosen: Tensor) -> Tensor:
     """Mean and standard deviation (that of the pictures themselves, not an estimate for others), (2, F), of the target's penultimate features."""
     with torch.no_grad():
-        features = torch.cat([view.logits_and_features(pictures(index))[1] for index in chosen.split(CHUNK)])
+        features = torch.cat(
+            [view.logits_and_features(pictures(index))[1] for index in chosen.split(CHUNK)]
+        )
     _check_finite(features, "features")
     return torch.stack([features.mean(0), features.std(0, correction=0)])
 
 
-def scored(view: View, pictures: Pictures, count: int) -> Tensor:
+def scored(view: ModelView, pictures: Pictures, count: int) -> Tensor:
     """The target's probabilities, (N, K), for all public pictures: they stay the same, so it is asked once."""
-    scores = torch.cat([view.scores(pictures(index)).cpu() for index in torch.arange(count).split(CHUNK)])
+    scores = torch.cat(
+        [view.scores(pictures(index)).cpu() for index in torch.arange(count).split(CHUNK)]
+    )
     _check_finite(scores, "scores")
     return scores
 

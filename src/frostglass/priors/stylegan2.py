@@ -10,17 +10,20 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
-from frostglass.files import Work
-from frostglass.priors.base import UNKNOWN, Prior, check_size, identity_hashes, priors
-from frostglass.priors.diffaugment import Change, changed
-from frostglass.priors.gan import SHEET, Schedule, train_in_turns
-from frostglass.priors.nvidia import load_generator
-from frostglass.priors.styles import StyleCritic, StyleGenerator, StyleSettings
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import UNKNOWN, Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import ModelView
+from frostglass.networks.stylegan2.network import StyleCritic, StyleGenerator, StyleSettings
+from frostglass.networks.stylegan2.nvidia import load_generator
+from frostglass.priors._diffaugment import Change, changed
+from frostglass.priors._gan import SHEET, Schedule, train_in_turns
+from frostglass.priors.base import check_size, identity_hashes, priors
 from frostglass.priors.wgan import draw
-from frostglass.runtime import default_device, generator_for, seeded
-from frostglass.types import Images, Shape, View
+from frostglass.runtime.device import default_device
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 GIB = 2**30
 COPIES = 7  # tensors as large as a convolution's output that its gradients keep, measured
@@ -63,7 +66,13 @@ class StylePictures(nn.Module):
             first = (raw.shape[2] - self.crop) // 2
             raw = raw[:, :, first : first + self.crop, first : first + self.crop]
         if self.side and self.side != raw.shape[2]:
-            raw = F.interpolate(raw, size=(self.side, self.side), mode="bilinear", antialias=True, align_corners=False)
+            raw = F.interpolate(
+                raw,
+                size=(self.side, self.side),
+                mode="bilinear",
+                antialias=True,
+                align_corners=False,
+            )
         return raw / 2 + 0.5
 
     def in_parts(self, make: Any, *columns: Tensor) -> Tensor:
@@ -74,7 +83,12 @@ class StylePictures(nn.Module):
         parts = zip(*(column.split(together) for column in columns), strict=True)
         if not torch.is_grad_enabled():
             return torch.cat([make(*part) for part in parts])
-        return torch.cat([checkpoint(make, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+        return torch.cat(
+            [
+                checkpoint(make, *part, use_reentrant=False, preserve_rng_state=False)
+                for part in parts
+            ]
+        )
 
     @property
     def together(self) -> int:
@@ -85,7 +99,10 @@ class StylePictures(nn.Module):
 
 def picture_bytes(settings: StyleSettings) -> int:
     """About how much memory the gradients of one picture take."""
-    maps = sum(settings.width(size) * size**2 * (1 if size == settings.sizes[0] else 2) for size in settings.sizes)
+    maps = sum(
+        settings.width(size) * size**2 * (1 if size == settings.sizes[0] else 2)
+        for size in settings.sizes
+    )
     return 4 * COPIES * maps
 
 
@@ -157,7 +174,9 @@ class Stylegan2:
 
     def __post_init__(self) -> None:
         if self.batch % 4:
-            raise ValueError(f"batch ({self.batch}) must be a multiple of 4: the critic judges groups of 4")
+            raise ValueError(
+                f"batch ({self.batch}) must be a multiple of 4: the critic judges groups of 4"
+            )
 
     @property
     def ready(self) -> bool:
@@ -169,7 +188,9 @@ class Stylegan2:
         if self.resolution:
             height = width = self.resolution
         if height != width or height < 8 or height & (height - 1):
-            raise ConfigError(f"stylegan2 makes square pictures of 8, 16, ..., 1024 pixels, got {height}×{width}: choose another data.size")
+            raise ConfigError(
+                f"stylegan2 makes square pictures of 8, 16, ..., 1024 pixels, got {height}×{width}: choose another data.size"
+            )
         return StyleSettings(
             resolution=height, colours=colours, z_dim=self.latent, w_dim=self.style, layers=self.layers,  # type: ignore[arg-type]
             channel_base=self.channel_base, channel_max=self.channel_max, clamp=self.clamp,
@@ -190,7 +211,9 @@ class Stylegan2:
         """Generator and critic for one image shape, freshly initialised."""
         made = self.settings(image_shape)
         judged = replace(made, channel_base=self.critic_base or self.channel_base)
-        return StylePictures(StyleGenerator(made), self.memory, crop=self.crop, side=image_shape[1]), StyleCritic(judged)
+        return StylePictures(
+            StyleGenerator(made), self.memory, crop=self.crop, side=image_shape[1]
+        ), StyleCritic(judged)
 
     def files(self) -> list[Path]:
         """Files this prior reads."""
@@ -210,7 +233,9 @@ class Stylegan2:
             )
         side = self.crop or made.resolution
         if side > made.resolution:
-            raise ConfigError(f"prior.crop ({side}) is larger than the {made.resolution} pixels a side that {self.weights} makes: lower it")
+            raise ConfigError(
+                f"prior.crop ({side}) is larger than the {made.resolution} pixels a side that {self.weights} makes: lower it"
+            )
         if self.resize:
             side = image_shape[1]
         shape = (made.colours, side, side)
@@ -219,14 +244,35 @@ class Stylegan2:
             self, weights=None, resolution=made.resolution, latent=made.z_dim, style=made.w_dim, layers=made.layers, channel_base=made.channel_base,
             channel_max=made.channel_max, clamp=made.clamp,
         )  # fmt: skip
-        made_elsewhere = self._prior(StylePictures(network, self.memory, crop=self.crop, side=side), shape, identity_hashes([]), own)
-        return replace(made_elsewhere, info={**made_elsewhere.info, "saw": UNKNOWN})
+        made_elsewhere = self._prior(
+            StylePictures(network, self.memory, crop=self.crop, side=side),
+            shape,
+            identity_hashes([]),
+            own,
+        )
+        return replace(made_elsewhere, info={**made_elsewhere.info, "seen_identities": UNKNOWN})
 
-    def _prior(self, generator: StylePictures, shape: Shape, saw: Tensor, method: "Stylegan2") -> Prior:
+    def _prior(
+        self, generator: StylePictures, shape: Shape, seen_identities: Tensor, method: "Stylegan2"
+    ) -> Prior:
         info = {"method": {"name": "stylegan2", "parameters": asdict(method)}}  # type: ignore[call-overload]
-        return Prior(generator=generator.eval(), critic=None, latent=generator.settings.z_dim, image_shape=shape, saw=saw, info=info)
+        return Prior(
+            generator=generator.eval(),
+            critic=None,
+            latent=generator.settings.z_dim,
+            image_shape=shape,
+            seen_identities=seen_identities,
+            info=info,
+        )
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Read the weights, or train on public images; resumes from the last checkpoint in `work` with the same result."""
         if self.weights:
             prior = self.read(public.shape)
@@ -239,29 +285,37 @@ class Stylegan2:
         critic.to(default_device())
         network = generator.network
 
-        def made(dice: torch.Generator) -> tuple[Tensor, Tensor]:
-            styles = network.mapping.w(draw(generator, self.batch, self.latent, dice))
+        def made(rng: torch.Generator) -> tuple[Tensor, Tensor]:
+            styles = network.mapping.w(draw(generator, self.batch, self.latent, rng))
             network.mapping.follow(styles)
             ws = styles[:, None].expand(-1, network.settings.num_ws, -1)
-            return network.synthesis(ws, dice), ws
+            return network.synthesis(ws, rng), ws
 
-        def judged(pictures: Tensor, dice: torch.Generator) -> Tensor:
-            return critic(changed(pictures, self.changes, dice))
+        def judged(pictures: Tensor, rng: torch.Generator) -> Tensor:
+            return critic(changed(pictures, self.changes, rng))
 
-        def critic_loss(dice: torch.Generator) -> Tensor:
-            real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device()) * 2 - 1
+        def critic_loss(rng: torch.Generator) -> Tensor:
+            real = (
+                public.floats(torch.randint(len(public), (self.batch,), generator=rng)).to(
+                    default_device()
+                )
+                * 2
+                - 1
+            )
             with torch.no_grad():
-                fake, _ = made(dice)
-            loss = F.softplus(judged(fake, dice)).mean() + F.softplus(-judged(real, dice)).mean()
-            if self.r1 and _turn(self.r1_every, dice):
-                loss = loss + self.r1_every * self.r1 / 2 * steepness(lambda x: judged(x, dice), real)
+                fake, _ = made(rng)
+            loss = F.softplus(judged(fake, rng)).mean() + F.softplus(-judged(real, rng)).mean()
+            if self.r1 and _turn(self.r1_every, rng):
+                loss = loss + self.r1_every * self.r1 / 2 * steepness(
+                    lambda x: judged(x, rng), real
+                )
             return loss
 
-        def generator_loss(dice: torch.Generator) -> Tensor:
-            fake, _ = made(dice)
-            loss = F.softplus(-judged(fake, dice)).mean()
-            if self.path and _turn(self.path_every, dice):
-                loss = loss + self.path_every * self.path * path_spread(*made(dice), dice)
+        def generator_loss(rng: torch.Generator) -> Tensor:
+            fake, _ = made(rng)
+            loss = F.softplus(-judged(fake, rng)).mean()
+            if self.path and _turn(self.path_every, rng):
+                loss = loss + self.path_every * self.path * path_spread(*made(rng), rng)
             return loss
 
         schedule = Schedule(
@@ -281,8 +335,8 @@ class Stylegan2:
         return self._prior(kept, public.shape, identity_hashes(public.names), self)
 
 
-def _turn(every: int, dice: torch.Generator) -> bool:
-    return int(torch.randint(every, (), generator=dice)) == 0
+def _turn(every: int, rng: torch.Generator) -> bool:
+    return int(torch.randint(every, (), generator=rng)) == 0
 
 
 def steepness(critic: Any, pictures: Tensor) -> Tensor:
@@ -292,9 +346,12 @@ def steepness(critic: Any, pictures: Tensor) -> Tensor:
     return slope.square().sum((1, 2, 3)).mean()
 
 
-def path_spread(pictures: Tensor, ws: Tensor, dice: torch.Generator) -> Tensor:
+def path_spread(pictures: Tensor, ws: Tensor, rng: torch.Generator) -> Tensor:
     """How unevenly pictures answer to their styles: the variance of ‖Jᵀy‖, y noise of variance 1 / pixels, over a batch."""
-    noise = torch.randn(pictures.shape, generator=dice).to(pictures) / (pictures.shape[2] * pictures.shape[3]) ** 0.5
+    noise = (
+        torch.randn(pictures.shape, generator=rng).to(pictures)
+        / (pictures.shape[2] * pictures.shape[3]) ** 0.5
+    )
     (slopes,) = torch.autograd.grad((pictures * noise).sum(), ws, create_graph=True)
     lengths = slopes.square().sum(2).mean(1).sqrt()
     return (lengths - lengths.mean().detach()).square().mean()

@@ -9,13 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
-from frostglass.files import Work
-from frostglass.priors.base import Prior, identity_hashes, priors
-from frostglass.priors.gan import SHEET, Schedule, train_in_turns
-from frostglass.runtime import default_device, device_of, frozen, generator_for, seeded
-from frostglass.types import Capability, Images, Shape, View
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import Capability, ModelView
+from frostglass.priors._gan import SHEET, Schedule, train_in_turns
+from frostglass.priors.base import identity_hashes, priors
+from frostglass.runtime.device import default_device, device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 DiversityForm = Literal["norm", "mean"]
 
@@ -32,7 +36,7 @@ class Wgan:
     should make people who differ to the target. The prior is then fitted to that target.
 
     Paper: Zhang et al., The Secret Revealer (GMI), CVPR 2020, arXiv 1911.07135; Gulrajani et al., Improved Training of WGANs, 2017.
-    Differs: the paper's diversity term is off by default, as in the released training code, which has it only in the variant with auxiliary knowledge, as a
+    Differs: the paper's diversity term is off by default, as in the released training code, which has it only in the variant with auxiliary assets, as a
     ratio of mean absolute differences (`diversity_form`). The paper's Adam step is 4e-3, the released code's 2e-4. The critic judges the first of
     each pair of pictures only, so that its term is the same with and without diversity. `average` and `cooldown` are options of ours.
 
@@ -78,31 +82,54 @@ class Wgan:
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
         """Generator and critic for one image shape, freshly initialised."""
         generator = build_generator(self.latent, self.width, image_shape)
-        return generator, build_critic(self.critic_width or self.width, image_shape[0], image_shape[1])
+        return generator, build_critic(
+            self.critic_width or self.width, image_shape[0], image_shape[1]
+        )
 
-    def train(self, public: Images, view: View | None = None, *, seed: int = 0, work: Work | None = None) -> Prior:
+    def train(
+        self,
+        public: Images,
+        view: ModelView | None = None,
+        *,
+        seed: int = 0,
+        work: Work | None = None,
+    ) -> Prior:
         """Train on public images; resumes from the last checkpoint in `work` with the same result."""
         if self.tied and view is None:
-            raise ConfigError("wgan with diversity is fitted to one target: train it with that target's view, or set prior.diversity to 0")
+            raise ConfigError(
+                "wgan with diversity is fitted to one target: train it with that target's view, or set prior.diversity to 0"
+            )
         watched = view if self.tied else None
         work = work or Work.scratch()
         with seeded(seed, "wgan", "init"):
-            generator, critic = (network.to(default_device()) for network in self.networks(public.shape))
+            generator, critic = (
+                network.to(default_device()) for network in self.networks(public.shape)
+            )
 
-        def critic_loss(dice: torch.Generator) -> Tensor:
-            real = public.floats(torch.randint(len(public), (self.batch,), generator=dice)).to(default_device())
-            fake = generator(draw(generator, self.batch, self.latent, dice)).detach()
-            return critic(fake).mean() - critic(real).mean() + self.penalty * gradient_penalty(critic, real, fake, dice)
+        def critic_loss(rng: torch.Generator) -> Tensor:
+            real = public.floats(torch.randint(len(public), (self.batch,), generator=rng)).to(
+                default_device()
+            )
+            fake = generator(draw(generator, self.batch, self.latent, rng)).detach()
+            return (
+                critic(fake).mean()
+                - critic(real).mean()
+                + self.penalty * gradient_penalty(critic, real, fake, rng)
+            )
 
-        def generator_loss(dice: torch.Generator) -> Tensor:
-            latents = draw(generator, self.batch, self.latent, dice)
+        def generator_loss(rng: torch.Generator) -> Tensor:
+            latents = draw(generator, self.batch, self.latent, rng)
             fake = generator(latents)
             loss = -critic(fake).mean()
             if watched is None:
                 return loss
-            others = draw(generator, self.batch, self.latent, dice)
-            features, other_features = (watched.logits_and_features(pictures)[1] for pictures in (fake, generator(others)))
-            return loss - self.diversity * diversity(features, other_features, latents, others, self.diversity_form)
+            others = draw(generator, self.batch, self.latent, rng)
+            features, other_features = (
+                watched.logits_and_features(pictures)[1] for pictures in (fake, generator(others))
+            )
+            return loss - self.diversity * diversity(
+                features, other_features, latents, others, self.diversity_form
+            )
 
         schedule = Schedule(
             steps=self.steps, critic_steps=self.critic_steps, lr=self.lr, betas=(0.5, 0.999), average=self.average,
@@ -119,7 +146,7 @@ class Wgan:
             critic=critic.eval(),
             latent=self.latent,
             image_shape=public.shape,
-            saw=identity_hashes(public.names),
+            seen_identities=identity_hashes(public.names),
             info={"method": {"name": "wgan", "parameters": asdict(self)}},  # type: ignore[call-overload]
             tied_to=watched.target_key if watched else None,
             classes=watched.classes if watched else 0,
@@ -142,8 +169,14 @@ def build_generator(latent: int, width: int, image_shape: Shape) -> nn.Sequentia
         nn.Unflatten(1, (widths[0], 4, 4)),
     ]
     for wide, narrow in itertools.pairwise(widths):
-        layers += [nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()]
-    return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid())
+        layers += [
+            nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(
+        *layers, nn.ConvTranspose2d(widths[-1], channels, 5, 2, 2, 1), nn.Sigmoid()
+    )
 
 
 def build_critic(width: int, channels: int, side: int) -> nn.Sequential:
@@ -151,25 +184,31 @@ def build_critic(width: int, channels: int, side: int) -> nn.Sequential:
     widths = [width * 2**stage for stage in range(side.bit_length() - 3)]
     layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 5, 2, 2), nn.LeakyReLU(0.2)]
     for narrow, wide in itertools.pairwise(widths):
-        layers += [nn.Conv2d(narrow, wide, 5, 2, 2), nn.InstanceNorm2d(wide, affine=True), nn.LeakyReLU(0.2)]
+        layers += [
+            nn.Conv2d(narrow, wide, 5, 2, 2),
+            nn.InstanceNorm2d(wide, affine=True),
+            nn.LeakyReLU(0.2),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4), nn.Flatten())
 
 
-def diversity(features: Tensor, others: Tensor, latents: Tensor, other_latents: Tensor, form: DiversityForm) -> Tensor:
+def diversity(
+    features: Tensor, others: Tensor, latents: Tensor, other_latents: Tensor, form: DiversityForm
+) -> Tensor:
     """How far two batches of features (N, F) are apart for the distance of the latents (N, latent) that made them."""
     if form == "norm":
         return ((features - others).norm(dim=1) / (latents - other_latents).norm(dim=1)).mean()
     return (features - others).abs().mean() / (latents - other_latents).abs().mean()
 
 
-def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, dice: torch.Generator) -> Tensor:
+def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
     """Mean of (‖∇ critic‖ - 1)² at random points between real and fake images."""
-    share = torch.rand(len(real), 1, 1, 1, generator=dice).to(real.device)
+    share = torch.rand(len(real), 1, 1, 1, generator=rng).to(real.device)
     between = (real + share * (fake - real)).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     return ((slope.flatten(1).norm(dim=1) - 1) ** 2).mean()
 
 
-def draw(generator: nn.Module, count: int, latent: int, dice: torch.Generator) -> Tensor:
+def draw(generator: nn.Module, count: int, latent: int, rng: torch.Generator) -> Tensor:
     """Standard normal latents (count, latent), where the generator is."""
-    return torch.randn(count, latent, generator=dice).to(device_of(generator))
+    return torch.randn(count, latent, generator=rng).to(device_of(generator))

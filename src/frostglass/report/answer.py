@@ -5,8 +5,8 @@ from typing import Literal
 
 import torch
 
-from frostglass.experiments.config import Judging
-from frostglass.metrics.stats import interval
+from frostglass.audit.config import Judging
+from frostglass.metrics._stats import interval
 from frostglass.report.arrange import Aim, Entry, Study, named
 from frostglass.report.charts import listed, number, span
 
@@ -27,7 +27,10 @@ def answer(study: Study) -> dict[str, list[str]]:
     if sound:
         bases = [aim for aim in sound if aim.kind == "undefended"]
         lead = max(bases or sound, key=lambda aim: aim.strongest.leak.value)
-        sentences = [_leak_sentence(lead), _change_sentence([aim for aim in sound if aim is not lead], lead, bases)]
+        sentences = [
+            _leak_sentence(lead),
+            _change_sentence([aim for aim in sound if aim is not lead], lead, bases),
+        ]
     return {"vacuous": vacuous, "sentences": sentences}
 
 
@@ -35,16 +38,28 @@ def _hollow_sentences(aims: Sequence[Aim], *, everything: bool) -> list[str]:
     if not aims:
         return []
     subject = "This audit is VACUOUS" if everything else f"For {named(aims)} this audit is VACUOUS"
-    uncontrolled = any(not entry.facts.controls.control_lift for aim in aims for entry in aim.entries)
+    uncontrolled = any(
+        not entry.facts.controls.control_lift for aim in aims for entry in aim.entries
+    )
     reason = (
         "no positive control was run, so a failed attack cannot be told from a good defense"
         if uncontrolled
         else "the attack fails even on a model without any defense, so its failure on any other model proves nothing"
     )
-    sentences = [f"{subject}: {reason}.", "A low number means a weak attack here, not a safe model."]
+    sentences = [
+        f"{subject}: {reason}.",
+        "A low number means a weak attack here, not a safe model.",
+    ]
     # A broken model is broken, whatever the controls lack.
-    leaks = [aim for aim in aims if min(lift.low for lift in aim.strongest.facts.controls.lift.values()) > Judging().margin]
-    return sentences + [f"A high number is a leak all the same: {_recognised(aim.strongest)} for {aim.name}." for aim in leaks]
+    leaks = [
+        aim
+        for aim in aims
+        if min(lift.low for lift in aim.strongest.facts.controls.lift.values()) > Judging().margin
+    ]
+    return sentences + [
+        f"A high number is a leak all the same: {_recognised(aim.strongest)} for {aim.name}."
+        for aim in leaks
+    ]
 
 
 def _leak_sentence(aim: Aim) -> str:
@@ -55,7 +70,11 @@ def _leak_sentence(aim: Aim) -> str:
         judges, f"the strictest of {judges} independent judges"
     )
     _, opening, details = aim.name.partition(" (")
-    model = f"the model defended with {aim.name}" if aim.kind == "defended" else f"the {aim.kind} model{opening}{details}"
+    model = (
+        f"the model defended with {aim.name}"
+        if aim.kind == "defended"
+        else f"the {aim.kind} model{opening}{details}"
+    )
     who = ATTACKERS.get(entry.access, "an attacker with public pictures of other people")
     share, reach = number(entry.leak.value, "percent"), span(entry.leak)
     guess = f"guessing with the same prior: {number(entry.facts.prior_only[entry.strictest].value, 'percent')}"
@@ -79,19 +98,27 @@ def _change_sentence(others: Sequence[Aim], lead: Aim, bases: Sequence[Aim]) -> 
     if not defended:
         return "No defended model is part of this report, so it does not say what a defense would change."
     pairs = [(aim, _base(aim, bases, lead)) for aim in defended]
-    text = "; ".join(_change(aim, base) for aim, base in pairs) if len(pairs) <= 3 else _range(pairs)
+    text = (
+        "; ".join(_change(aim, base) for aim, base in pairs) if len(pairs) <= 3 else _range(pairs)
+    )
     return _sentence(text)
 
 
 def _base(aim: Aim, bases: Sequence[Aim], lead: Aim) -> Aim:
     """The undefended model of the same recipe, else of the same architecture."""
     alike = [base for base in bases if base.recipe == aim.recipe]
-    return next(iter(alike or [base for base in bases if _architecture(base) == _architecture(aim)]), lead)
+    return next(
+        iter(alike or [base for base in bases if _architecture(base) == _architecture(aim)]), lead
+    )
 
 
 def _change(aim: Aim, base: Aim) -> str:
     entry, effect = aim.strongest, _effect(aim, base)
-    name, seen, price = aim.name if aim.kind == "defended" else f"the {aim.name}", _recognised(entry), _price(aim, base)
+    name, seen, price = (
+        aim.name if aim.kind == "defended" else f"the {aim.name}",
+        _recognised(entry),
+        _price(aim, base),
+    )
     if effect == "lowers":
         text = f"{name} lowers this to {seen} and {price}"
     elif effect == "raises":
@@ -115,7 +142,12 @@ def _reach(entry: Entry, base: Entry, judge: str) -> tuple[float, float]:
     """Interval of the change of one judge's verdict, person by person where both audits attacked the same people."""
     mine, theirs = entry.facts.scores[judge], base.facts.scores[judge]
     same_people = entry.run.facts.identities == base.run.facts.identities
-    if same_people and mine.by_identity and theirs.by_identity and len(mine.by_identity) == len(theirs.by_identity):
+    if (
+        same_people
+        and mine.by_identity
+        and theirs.by_identity
+        and len(mine.by_identity) == len(theirs.by_identity)
+    ):
         return interval(torch.tensor(mine.by_identity) - torch.tensor(theirs.by_identity))
     return mine.low - theirs.high, mine.high - theirs.low
 
@@ -127,9 +159,7 @@ def _price(aim: Aim, base: Aim) -> str:
     if before == after:
         return f"costs no accuracy on held-out pictures ({shown})"
     points = number(abs(before - after), "points")
-    return (
-        f"{'costs' if after < before else 'gains'} {points} point{'' if points == '1' else 's'} of accuracy on held-out pictures ({shown})"
-    )
+    return f"{'costs' if after < before else 'gains'} {points} point{'' if points == '1' else 's'} of accuracy on held-out pictures ({shown})"
 
 
 def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
@@ -141,20 +171,30 @@ def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
         f"with the {len(pairs)} defended models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}, and they cost "
         f"between {number(costs[0], 'points')} and {number(costs[-1], 'points')} points of accuracy on held-out pictures; "
     )
-    text += f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it" if failing else "all of them lower it"
-    return text + (f"; the attack did not take hold on {named(stalled)}, {MASKED}" if stalled else "")
+    text += (
+        f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it"
+        if failing
+        else "all of them lower it"
+    )
+    return text + (
+        f"; the attack did not take hold on {named(stalled)}, {MASKED}" if stalled else ""
+    )
 
 
 def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
     """For a report without an undefended model: all that is known of one is the positive control."""
-    controlled = [entry for entry in lead.entries if entry.facts.controls.control_lift]  # never empty: without any, the model is vacuous
+    controlled = [
+        entry for entry in lead.entries if entry.facts.controls.control_lift
+    ]  # never empty: without any, the model is vacuous
     best = max(controlled, key=lambda entry: entry.leak.value)
     control = min(best.facts.controls.control_lift.values(), key=lambda score: score.low)
     leaks = sorted(aim.strongest.leak.value for aim in others)
     stalled = [aim for aim in (lead, *others) if aim.stalled]
     text = ""
     if 0 < len(others) <= 3:
-        text = f"for {listed([f'{aim.name} it is {_recognised(aim.strongest)}' for aim in others])}; "
+        text = (
+            f"for {listed([f'{aim.name} it is {_recognised(aim.strongest)}' for aim in others])}; "
+        )
     elif others:
         text = f"for the {len(others)} other models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}; "
     text += (

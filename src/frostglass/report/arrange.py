@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from frostglass.attacks.base import attacks
-from frostglass.experiments.controls import LOW_TARGET_SUCCESS
+from frostglass.audit.controls import LOW_TARGET_SUCCESS
+from frostglass.core.views import CAPABILITIES
 from frostglass.report.charts import Mark, listed
 from frostglass.report.runs import AuditFacts, LoadedRun, Measured, RunFacts
-from frostglass.types import CAPABILITIES
 
 AimKind = Literal["undefended", "given", "defended"]
 Tried = Literal["tried", "vacuous", "missing", "needless"]
@@ -22,7 +22,14 @@ TITLES = {
     "dpsgd": "DP-SGD", "label_smoothing": "LS", "mid": "MID", "tiprdc": "TIPRDC", "transfer": "TL",
 }  # fmt: skip
 LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
-ATTACK_TITLES = {"gmi": "GMI", "kedmi": "KED-MI", "lomma": "LOMMA", "plgmi": "PLG-MI", "brepmi": "BREP-MI", "vmi": "VMI"}
+ATTACK_TITLES = {
+    "gmi": "GMI",
+    "kedmi": "KED-MI",
+    "lomma": "LOMMA",
+    "plgmi": "PLG-MI",
+    "brepmi": "BREP-MI",
+    "vmi": "VMI",
+}
 LABEL_ONLY, ADAPTIVE = "label-only", "adaptive"
 MOST_NAMED = 4  # models that a sentence names one by one
 MOST_SHOWN = 12  # audits that are all shown in pictures and listed one by one
@@ -87,11 +94,17 @@ class Entry:
         """Does the attack know of a defense: look through noise, past saturated layers, or aim where CALoR's training does?"""
         attack = self.facts.attack
         samples = attack.get("samples")
-        return (isinstance(samples, int) and samples > 1) or attack.get("straight_through") is True or attack.get("loss") == "aim"
+        return (
+            (isinstance(samples, int) and samples > 1)
+            or attack.get("straight_through") is True
+            or attack.get("loss") == "aim"
+        )
 
     @property
     def attack_kinds(self) -> list[str]:
-        kinds = [kind for kind, losses in LOSS_TYPES.items() if self.facts.attack.get("loss") in losses]
+        kinds = [
+            kind for kind, losses in LOSS_TYPES.items() if self.facts.attack.get("loss") in losses
+        ]
         return kinds + [LABEL_ONLY] * (self.access == "labels") + [ADAPTIVE] * self.adaptive
 
     @property
@@ -113,7 +126,10 @@ class Entry:
     @property
     def marks(self) -> list[Mark]:
         scores, guesses = self.facts.scores, self.facts.prior_only
-        return [Mark(scores[j].value, scores[j].low, scores[j].high, guesses[j].value) for j in self.judges]
+        return [
+            Mark(scores[j].value, scores[j].low, scores[j].high, guesses[j].value)
+            for j in self.judges
+        ]
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,11 @@ class Aim:
     @property
     def recipe(self) -> dict[str, Any]:
         """How it was trained, but for the seed; of a model that was brought as weights this says nothing."""
-        return {key: value for key, value in self.strongest.facts.training.recipe.items() if key not in ("seed", "weights")}
+        return {
+            key: value
+            for key, value in self.strongest.facts.training.recipe.items()
+            if key not in ("seed", "weights")
+        }
 
     @property
     def stalled(self) -> bool:
@@ -156,14 +176,18 @@ class Aim:
         return {kind: self._tried(kind) for kind in (*LOSS_TYPES, LABEL_ONLY, ADAPTIVE)}
 
     def _tried(self, kind: str) -> Tried:
-        reasons = [entry.facts.controls.vacuous for entry in self.entries if kind in entry.attack_kinds]
+        reasons = [
+            entry.facts.controls.vacuous for entry in self.entries if kind in entry.attack_kinds
+        ]
         if not reasons:  # without a defense there is nothing to adapt to
             return "needless" if kind == ADAPTIVE and self.kind == "undefended" else "missing"
         return "vacuous" if all(reasons) else "tried"
 
     @property
     def untried(self) -> list[str]:
-        return [kind for kind, tried in self.attack_kinds.items() if tried in ("vacuous", "missing")]
+        return [
+            kind for kind, tried in self.attack_kinds.items() if tried in ("vacuous", "missing")
+        ]
 
 
 @dataclass(frozen=True)
@@ -205,18 +229,26 @@ class Study:
         by_method: dict[str, list[Entry]] = {}
         for entry in self.aims[0].entries:
             by_method.setdefault(entry.method, []).append(entry)
-        wanted |= {max(entries, key=lambda entry: entry.leak.value).label for entries in by_method.values()}
+        wanted |= {
+            max(entries, key=lambda entry: entry.leak.value).label for entries in by_method.values()
+        }
         return tuple(entry for entry in self.entries if entry.label in wanted)
 
     @property
     def hollow(self) -> dict[str, str]:
         """Why audits are vacuous: each reason once, with the audits it holds for."""
-        return self._by_text((entry.facts.controls.vacuous, entry) for entry in self.entries if entry.facts.controls.vacuous)
+        return self._by_text(
+            (entry.facts.controls.vacuous, entry)
+            for entry in self.entries
+            if entry.facts.controls.vacuous
+        )
 
     @property
     def warnings(self) -> dict[str, str]:
         """Each warning once, with the audits it is about."""
-        return self._by_text((warning, entry) for entry in self.entries for warning in entry.facts.controls.warnings)
+        return self._by_text(
+            (warning, entry) for entry in self.entries for warning in entry.facts.controls.warnings
+        )
 
     @property
     def untried(self) -> dict[str, str]:
@@ -244,7 +276,9 @@ class Study:
         parts = []
         for aim in self.aims:
             mine = [entry.label for entry in aim.entries if entry.label in labels]
-            parts += [f"all {len(mine)} of {aim.name}"] if 1 < len(mine) == len(aim.entries) else mine
+            parts += (
+                [f"all {len(mine)} of {aim.name}"] if 1 < len(mine) == len(aim.entries) else mine
+            )
         return listed(parts)
 
 
@@ -253,23 +287,38 @@ def group(runs: Sequence[LoadedRun]) -> list[Study]:
     groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
         facts = run.facts
-        groups.setdefault(json.dumps([facts.data.get("split"), facts.identities, [e.key for e in facts.evaluators]]), []).append(run)
+        groups.setdefault(
+            json.dumps(
+                [facts.data.get("split"), facts.identities, [e.key for e in facts.evaluators]]
+            ),
+            [],
+        ).append(run)
     return [_study(members) for members in groups.values()]
 
 
 def _study(runs: Sequence[LoadedRun]) -> Study:
     entries = [Entry("", run, place) for run in runs for place in range(len(run.facts.audits))]
     # Runs may share an audit; it is shown once.
-    entries = list({json.dumps([e.facts.keys, e.facts.controls.model_dump()]): e for e in reversed(entries)}.values())[::-1]
+    entries = list(
+        {
+            json.dumps([e.facts.keys, e.facts.controls.model_dump()]): e for e in reversed(entries)
+        }.values()
+    )[::-1]
     entries.sort(key=lambda entry: ("undefended", "given", "defended").index(entry.kind))
-    labels = distinct([entry.defense for entry in entries], [_choices(entry) | _more_choices(entry) for entry in entries])
+    labels = distinct(
+        [entry.defense for entry in entries],
+        [_choices(entry) | _more_choices(entry) for entry in entries],
+    )
     entries = [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
     aims: dict[str, list[Entry]] = {}
     for entry in entries:
         aims.setdefault(json.dumps([entry.kind, _choices(entry)]), []).append(entry)
     heads = [members[0] for members in aims.values()]
     names = distinct([head.defense for head in heads], [_choices(head) for head in heads])
-    made = [Aim(name, members[0].kind, tuple(members)) for name, members in zip(names, aims.values(), strict=True)]
+    made = [
+        Aim(name, members[0].kind, tuple(members))
+        for name, members in zip(names, aims.values(), strict=True)
+    ]
     return Study(tuple(runs), tuple(entries), tuple(made))
 
 
@@ -295,10 +344,19 @@ def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[s
         for label in repeated:
             members = [place for place, other in enumerate(labels) if other == label]
             known = dict.fromkeys(key for place in members for key in settings[place])
-            key = next((key for key in known if len({json.dumps(settings[place].get(key)) for place in members}) > 1), None)
+            key = next(
+                (
+                    key
+                    for key in known
+                    if len({json.dumps(settings[place].get(key)) for place in members}) > 1
+                ),
+                None,
+            )
             for count, place in enumerate(members, 1):
                 prefix = "" if key is None or key in NAMES_ITSELF else f"{key.rsplit('.', 1)[-1]}="
-                labels[place] += f" · {prefix}{_short(settings[place].get(key))}" if key else f" · {count}"
+                labels[place] += (
+                    f" · {prefix}{_short(settings[place].get(key))}" if key else f" · {count}"
+                )
     return labels
 
 
@@ -316,7 +374,13 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return "none" if value is None or value == [] else "/".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (
+        "none"
+        if value is None or value == []
+        else "/".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
 
 
 def named(aims: Sequence[Aim]) -> str:

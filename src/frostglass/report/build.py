@@ -6,15 +6,21 @@ Every number comes from a run's files, which are checked against each other firs
 from collections.abc import Sequence
 from pathlib import Path
 
-from frostglass.errors import DataError
-from frostglass.experiments.grid import RUN_FORMAT
+from frostglass.audit.grid import RUN_FORMAT
+from frostglass.core.errors import DataError
 from frostglass.report.answer import answer
 from frostglass.report.arrange import Study, group
 from frostglass.report.charts import SHAPES, picture, scale, span, track
 from frostglass.report.feature_runs import is_of_features
 from frostglass.report.features import build_feature_report
 from frostglass.report.matrix import attack_notes, matrix
-from frostglass.report.page import PICTURE_BYTES, check_place, distinct_folders, rendered, write_report
+from frostglass.report.page import (
+    PICTURE_BYTES,
+    check_place,
+    distinct_folders,
+    rendered,
+    write_report,
+)
 from frostglass.report.recipes import training_caption, training_notes, training_rows
 from frostglass.report.redact import without_names_and_faces
 from frostglass.report.runs import open_run, read_run
@@ -57,7 +63,13 @@ def build_report(runs: Sequence[Path], out: Path, *, redact: bool = False) -> Pa
         "format": RUN_FORMAT,
         "redacted": redact,
         "answers": [
-            {"runs": study.name, **answer(study), "notes": training_notes(study), "attacks": attack_notes(study)} for study in studies
+            {
+                "runs": study.name,
+                **answer(study),
+                "notes": training_notes(study),
+                "attacks": attack_notes(study),
+            }
+            for study in studies
         ],
         "runs": [run.document for run in loaded],
     }

@@ -14,7 +14,9 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-Kind = Literal["percent", "points", "gain", "count", "seconds", "ratio", "decimal", "change", "plain"]
+Kind = Literal[
+    "percent", "points", "gain", "count", "seconds", "ratio", "decimal", "change", "plain"
+]
 NARROW = "\u202f"  # a narrow space that does not break
 JOINER = "\u2060"  # forbids a line break
 LARGEST = 64  # pixels a side; a picture is shown no larger than a thumbnail
@@ -22,7 +24,12 @@ FROSTED = 3  # pixels a side that are left of a redacted picture
 
 # One shape for each judge, full and hollow, so that nothing is told by colour alone.
 SHAPES = (("●", "○"), ("◆", "◇"), ("▲", "△"), ("■", "□"))
-PATHS = ("M-5.5 0a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0-11 0z", "M0-7L7 0L0 7L-7 0z", "M0-6.5L6.5 5L-6.5 5z", "M-5-5H5V5H-5z")
+PATHS = (
+    "M-5.5 0a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0-11 0z",
+    "M0-7L7 0L0 7L-7 0z",
+    "M0-6.5L6.5 5L-6.5 5z",
+    "M-5-5H5V5H-5z",
+)
 
 
 class Interval(Protocol):
@@ -91,13 +98,18 @@ def track(marks: Sequence[Mark]) -> Markup:
     Places are percentages and sizes pixels, so the drawing fits a phone and its text keeps its size; colours are the page's.
     """
     height = 24 * len(marks)
-    parts = [f'<svg class="track" height="{height}" role="img"><title>{_spoken(marks)}</title>', _lines(height)]
+    parts = [
+        f'<svg class="track" height="{height}" role="img"><title>{_spoken(marks)}</title>',
+        _lines(height),
+    ]
     for judge, mark in enumerate(marks):
         y, path = 24 * judge + 12, PATHS[judge % len(PATHS)]
         # Beside the interval, on the side where there is room.
         side = ("end", _x(mark.low), -9) if mark.high > 0.8 else ("start", _x(mark.high), 9)
         if mark.guess is not None:
-            parts.append(f'<line class="guess" x1="{_x(mark.guess)}" x2="{_x(mark.guess)}" y1="{y - 8}" y2="{y + 8}"/>')
+            parts.append(
+                f'<line class="guess" x1="{_x(mark.guess)}" x2="{_x(mark.guess)}" y1="{y - 8}" y2="{y + 8}"/>'
+            )
         parts.append(
             f'<g class="judge j{judge % len(PATHS) + 1}"><line class="reach" x1="{_x(mark.low)}" x2="{_x(mark.high)}" y1="{y}" y2="{y}"/>'
             f'<svg x="{_x(mark.value)}" y="{y}" overflow="visible"><path d="{path}"/></svg>'
@@ -112,7 +124,9 @@ def scale() -> Markup:
         f'<text x="{_x(at)}" y="16" text-anchor="{"start" if at == 0 else "end" if at == 1 else "middle"}">{number(at, "percent")}</text>'
         for at in (0, 0.25, 0.5, 0.75, 1)
     )
-    return Markup(f'<svg class="track axis" height="22" aria-hidden="true">{_lines(5)}{names}</svg>')
+    return Markup(
+        f'<svg class="track axis" height="22" aria-hidden="true">{_lines(5)}{names}</svg>'
+    )
 
 
 def _x(share: float) -> str:
@@ -120,7 +134,10 @@ def _x(share: float) -> str:
 
 
 def _lines(height: int) -> str:
-    return "".join(f'<line class="rule" x1="{_x(at)}" x2="{_x(at)}" y1="0" y2="{height}"/>' for at in (0, 0.25, 0.5, 0.75, 1))
+    return "".join(
+        f'<line class="rule" x1="{_x(at)}" x2="{_x(at)}" y1="0" y2="{height}"/>'
+        for at in (0, 0.25, 0.5, 0.75, 1)
+    )
 
 
 def _spoken(marks: Sequence[Mark]) -> str:
@@ -140,7 +157,9 @@ def frosted(pixels: Tensor) -> Tensor:
 def picture(pixels: Tensor) -> str:
     """One picture, uint8 (C, H, W), as a data URI; large ones are reduced to thumbnails."""
     array = pixels.numpy()
-    image = Image.fromarray(array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0)))
+    image = Image.fromarray(
+        array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0))
+    )
     if max(image.size) > LARGEST:
         image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     data = io.BytesIO()
@@ -150,7 +169,11 @@ def picture(pixels: Tensor) -> str:
 
 def toml(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
     """Settings as a TOML file that `frostglass run` reads."""
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping) and value is not None}
+    plain = {
+        key: value
+        for key, value in values.items()
+        if not isinstance(value, Mapping) and value is not None
+    }
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     lines = [f"[{'.'.join(map(_key, path))}]"] if path and (plain or not tables) else []
     lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
@@ -168,13 +191,19 @@ def _value(value: Any, *, inline: bool = False) -> str:
     if isinstance(value, str):
         # A run's JSON has no other words for these; see `read_run`.
         endless = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
-        return endless.get(value) or json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return endless.get(value) or json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key(key)} = {_value(item, inline=True)}' for key, item in value.items() if item is not None)} }}"
     if isinstance(value, list):
         items = [_value(item, inline=True) for item in value]
         broken = not inline and any(isinstance(item, Mapping | list) for item in value)
-        return "[\n" + "".join(f"  {item},\n" for item in items) + "]" if broken else f"[{', '.join(items)}]"
+        return (
+            "[\n" + "".join(f"  {item},\n" for item in items) + "]"
+            if broken
+            else f"[{', '.join(items)}]"
+        )
     return repr(value)
 
 

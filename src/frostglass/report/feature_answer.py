@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from frostglass.experiments.features import FeatureJudging
-from frostglass.metrics.stats import interval
+from frostglass.audit.features import FeatureJudging
+from frostglass.metrics._stats import interval
 from frostglass.report.charts import listed, number
 from frostglass.report.feature_runs import Usefulness
 from frostglass.report.feature_study import UNPROTECTED, Attempt, FeatureStudy, Protection, named
@@ -25,12 +25,17 @@ def feature_answer(study: FeatureStudy) -> dict[str, list[str]]:
         lead = max(bases or sound, key=lambda protection: protection.strongest.similarity.value)
         others = [protection for protection in sound if protection is not lead]
         sentences += [_leak_sentence(study, lead), _change_sentence(others, lead, bases)]
-    return {"vacuous": _hollow_sentences(study, hollow, everything=not sound), "sentences": sentences}
+    return {
+        "vacuous": _hollow_sentences(study, hollow, everything=not sound),
+        "sentences": sentences,
+    }
 
 
 def reach(score: Measured) -> str:
     """An interval of similarities, which may be negative: "0.38 to 0.52"."""
-    return f"{number(score.low, 'decimal')} to {number(score.high, 'decimal')}".replace(" ", "\u00a0")
+    return f"{number(score.low, 'decimal')} to {number(score.high, 'decimal')}".replace(
+        " ", "\u00a0"
+    )
 
 
 def sized(shape: Sequence[int]) -> str:
@@ -55,10 +60,14 @@ def feature_notes(study: FeatureStudy) -> list[str]:
     return notes
 
 
-def _hollow_sentences(study: FeatureStudy, protections: Sequence[Protection], *, everything: bool) -> list[str]:
+def _hollow_sentences(
+    study: FeatureStudy, protections: Sequence[Protection], *, everything: bool
+) -> list[str]:
     if not protections:
         return []
-    subject = "This audit is VACUOUS" if everything else f"For {named(protections)} this audit is VACUOUS"
+    subject = (
+        "This audit is VACUOUS" if everything else f"For {named(protections)} this audit is VACUOUS"
+    )
     if study.blind_embedder:
         return [
             f"{subject}: the network that compares faces hardly tells people apart, so no similarity on this page means anything.",
@@ -67,13 +76,23 @@ def _hollow_sentences(study: FeatureStudy, protections: Sequence[Protection], *,
     reasons: dict[str, list[str]] = {}
     for attempt in (attempt for protection in protections for attempt in protection.attempts):
         reasons.setdefault(_why(attempt), []).append(attempt.method)
-    several = {reason: f"{reason} ({listed(list(dict.fromkeys(methods)))})" for reason, methods in reasons.items()}
+    several = {
+        reason: f"{reason} ({listed(list(dict.fromkeys(methods)))})"
+        for reason, methods in reasons.items()
+    }
     told = "; ".join(several.values() if len(several) > 1 else several)
-    leaks = [p.strongest for p in protections if p.strongest.facts.controls.lift["similarity"].low > FeatureJudging().margin]
+    leaks = [
+        p.strongest
+        for p in protections
+        if p.strongest.facts.controls.lift["similarity"].low > FeatureJudging().margin
+    ]
     return [
         f"{subject}: {told}.",
         "A low number means a weak attack here, not a safe feature.",
-        *(f"A high number is a leak all the same: {_found(attempt)} for {attempt.label}." for attempt in leaks),
+        *(
+            f"A high number is a leak all the same: {_found(attempt)} for {attempt.label}."
+            for attempt in leaks
+        ),
     ]
 
 
@@ -82,20 +101,35 @@ def _why(attempt: Attempt) -> str:
     if BROKE_OFF in attempt.vacuous:
         return "the search broke off for most people, so a low number says nothing of the features"
     if not attempt.facts.controls.control_lift:
-        return "no positive control was run, so a failed attack cannot be told from a good protection"
-    return "the attack fails even on unprotected features, so its failure on any others proves nothing"
+        return (
+            "no positive control was run, so a failed attack cannot be told from a good protection"
+        )
+    return (
+        "the attack fails even on unprotected features, so its failure on any others proves nothing"
+    )
 
 
 def _leaving_sentence(study: FeatureStudy) -> str:
     """What leaves, and what it is for."""
-    cuts = {(facts.cut, facts.target.model): facts.facts.feature_shape for facts in (protection.facts for protection in study.protections)}
+    cuts = {
+        (facts.cut, facts.target.model): facts.facts.feature_shape
+        for facts in (protection.facts for protection in study.protections)
+    }
     parts = [
         f"{number(math.prod(shape), 'count')} numbers ({sized(shape)}), what layer {cut} of {_a(model)} puts out"
         for (cut, model), shape in cuts.items()
     ]
     told = study.protections[0].facts.attributes
-    what = f"an attribute of it ({told[0]})" if len(told) == 1 else f"{number(len(told), 'count')} attributes of it"
-    where = parts[0] if len(parts) == 1 else f"depending on where the model is cut, {'; or '.join(parts)}"
+    what = (
+        f"an attribute of it ({told[0]})"
+        if len(told) == 1
+        else f"{number(len(told), 'count')} attributes of it"
+    )
+    where = (
+        parts[0]
+        if len(parts) == 1
+        else f"depending on where the model is cut, {'; or '.join(parts)}"
+    )
     return f"In place of each picture its feature leaves the device, so that a server can tell {what}: {where}."
 
 
@@ -103,8 +137,16 @@ def _leak_sentence(study: FeatureStudy, protection: Protection) -> str:
     attempt, scale = protection.strongest, study.first.references
     tried = len(protection.attempts)
     _, opening, details = protection.name.partition(" (")
-    whose = f"{UNPROTECTED} features{opening}{details}" if protection.plain else f"features protected by {protection.name}"
-    who = f"the strongest of {tried} attacks ({attempt.method})" if tried > 1 else f"the attack {attempt.method}"
+    whose = (
+        f"{UNPROTECTED} features{opening}{details}"
+        if protection.plain
+        else f"features protected by {protection.name}"
+    )
+    who = (
+        f"the strongest of {tried} attacks ({attempt.method})"
+        if tried > 1
+        else f"the attack {attempt.method}"
+    )
     read = (
         f"two photos of one person reach {number(scale.same_person, 'decimal')}, photos of two people "
         f"{number(scale.different_people, 'decimal')} and blind draws {number(attempt.blind, 'decimal')}"
@@ -114,7 +156,9 @@ def _leak_sentence(study: FeatureStudy, protection: Protection) -> str:
         guess = f"guessed who is shown, without making a picture: for {people} with a similarity of {_measured(attempt)}"
         return f"From {whose}, {who} {guess}; {read}."
     judges = len(study.first.evaluators)
-    judge = {1: "an independent judge", 2: "the stricter of two judges"}.get(judges, f"the strictest of {judges} judges")
+    judge = {1: "an independent judge", 2: "the stricter of two judges"}.get(
+        judges, f"the strictest of {judges} judges"
+    )
     share = number(attempt.facts.scores[attempt.strictest].value, "percent")
     return (
         f"From {whose}, {who} rebuilt pictures of {people} that resemble the true ones with a similarity of {_measured(attempt)}; {read}. "
@@ -122,11 +166,17 @@ def _leak_sentence(study: FeatureStudy, protection: Protection) -> str:
     )
 
 
-def _change_sentence(others: Sequence[Protection], lead: Protection, bases: Sequence[Protection]) -> str:
+def _change_sentence(
+    others: Sequence[Protection], lead: Protection, bases: Sequence[Protection]
+) -> str:
     """What protections change, each against the unprotected features that are most like its own."""
     if not bases:
         return _uncompared_sentence(others, lead)
-    protected = [(protection, _base(protection, bases, lead)) for protection in others if not protection.plain]
+    protected = [
+        (protection, _base(protection, bases, lead))
+        for protection in others
+        if not protection.plain
+    ]
     if not protected:
         return "No protected features are part of this report, so it does not say what a protection would change."
     if len(protected) > MOST_COMPARED:
@@ -174,20 +224,33 @@ def _price(base: Usefulness, protected: Usefulness) -> str:
 
 def _range(pairs: Sequence[tuple[Protection, Protection]]) -> str:
     found = sorted(protection.strongest.similarity.value for protection, _ in pairs)
-    costs = sorted(round(base.utility.mean_mcc, 2) - round(protection.utility.mean_mcc, 2) for protection, base in pairs)
+    costs = sorted(
+        round(base.utility.mean_mcc, 2) - round(protection.utility.mean_mcc, 2)
+        for protection, base in pairs
+    )
     failing = [protection for protection, base in pairs if _effect(protection, base) != "lowers"]
-    lowest = min((protection for protection, _ in pairs), key=lambda protection: protection.strongest.similarity.value)
+    lowest = min(
+        (protection for protection, _ in pairs),
+        key=lambda protection: protection.strongest.similarity.value,
+    )
     text = (
         f"with {len(pairs)} protections it is between {number(found[0], 'decimal')} under {lowest.name} and {number(found[-1], 'decimal')}, and they "
         f"cost between {number(costs[0], 'decimal')} and {number(costs[-1], 'decimal')} of utility (MCC); "
     )
-    return text + (f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it" if failing else "all of them lower it")
+    return text + (
+        f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it"
+        if failing
+        else "all of them lower it"
+    )
 
 
 def _uncompared_sentence(others: Sequence[Protection], lead: Protection) -> str:
     """For a report without unprotected features: all that is known of them is the positive control."""
     control = lead.strongest.facts.controls.control_lift["similarity"]
-    text = "; ".join(f"for {protection.name} it is {_found(protection.strongest)}" for protection in others[:MOST_COMPARED])
+    text = "; ".join(
+        f"for {protection.name} it is {_found(protection.strongest)}"
+        for protection in others[:MOST_COMPARED]
+    )
     if len(others) > MOST_COMPARED:
         found = sorted(protection.strongest.similarity.value for protection in others)
         text = f"for the {len(others)} others it is between {number(found[0], 'decimal')} and {number(found[-1], 'decimal')}"
@@ -197,8 +260,12 @@ def _uncompared_sentence(others: Sequence[Protection], lead: Protection) -> str:
         f"(at least {number(control.low, 'decimal')}), so it works there; "
     )
     if not (lead.acts_at_release and len(lead.facts.defenses) == 1):
-        return _sentence(f"{text}those are not part of this report, so what a protection costs cannot be told")
-    return _sentence(f"{text}beside the plain features of the same network {lead.name} {_price(lead.facts.plain_utility, lead.utility)}")
+        return _sentence(
+            f"{text}those are not part of this report, so what a protection costs cannot be told"
+        )
+    return _sentence(
+        f"{text}beside the plain features of the same network {lead.name} {_price(lead.facts.plain_utility, lead.utility)}"
+    )
 
 
 def _measured(attempt: Attempt) -> str:

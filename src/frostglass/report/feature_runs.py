@@ -10,16 +10,28 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
-from frostglass.checks import problems
-from frostglass.errors import DataError
-from frostglass.experiments.feature_grid import FEATURE_RUN_FORMAT
-from frostglass.files import read_tensors
+from frostglass.audit.feature_grid import FEATURE_RUN_FORMAT
+from frostglass.core.errors import DataError
+from frostglass.core.parameters import problems
 from frostglass.report.charts import frosted
 from frostglass.report.redact import covered, hidden_document, hider
-from frostglass.report.runs import Measured, Network, Outline, check_format, check_pictures, open_run, read_lines
+from frostglass.report.runs import (
+    Measured,
+    Network,
+    Outline,
+    check_format,
+    check_pictures,
+    open_run,
+    read_lines,
+)
+from frostglass.store.files import read_tensors
 
 KIND = "features"
-OWN_FACTS = ("granted", "attributes", "cut")  # words of the package and of the data's table, never people
+OWN_FACTS = (
+    "granted",
+    "attributes",
+    "cut",
+)  # words of the package and of the data's table, never people
 ROUNDING = 1e-5  # relative; rows are written with six digits
 
 
@@ -113,12 +125,16 @@ def read_feature_run(folder: Path) -> FeatureRunFiles:
     """The files `write_feature_run` wrote, refused unless they fit each other."""
     document, path = open_run(folder), folder / "run.json"
     if not is_of_features(document):
-        raise DataError(f"{path} is not about the features of a split model: make its report with `frostglass report`")
+        raise DataError(
+            f"{path} is not about the features of a split model: make its report with `frostglass report`"
+        )
     check_format(folder, document, FEATURE_RUN_FORMAT)
     try:
         facts = FeatureRunFacts.model_validate(document)
     except ValidationError as error:
-        raise DataError(f"{path} is damaged ({problems(error)[0][:160]}): run again to write it anew") from None
+        raise DataError(
+            f"{path} is damaged ({problems(error)[0][:160]}): run again to write it anew"
+        ) from None
     _check_scores(path, facts)
     pictures = _pictures(folder / "pictures.safetensors", facts)
     return FeatureRunFiles(document, facts, _rows(folder / "rows.csv", facts, pictures), pictures)
@@ -129,20 +145,40 @@ def judges_of(facts: FeatureRunFacts) -> list[str]:
 
 
 def _check_scores(path: Path, facts: FeatureRunFacts) -> None:
-    wanted = ["similarity", "face_similarity", "ssim", "psnr", "fsim", "manifold", *judges_of(facts)]
+    wanted = [
+        "similarity",
+        "face_similarity",
+        "ssim",
+        "psnr",
+        "fsim",
+        "manifold",
+        *judges_of(facts),
+    ]
     for audit in facts.audits:
-        if absent := [name for name in wanted if name not in audit.scores or name not in audit.prior_only]:
-            raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again to write it anew")
+        if absent := [
+            name for name in wanted if name not in audit.scores or name not in audit.prior_only
+        ]:
+            raise DataError(
+                f"{path} has no {absent[0]} for audit {audit.label!r}: run again to write it anew"
+            )
         controls = audit.controls
-        if "similarity" not in controls.lift or not (controls.vacuous or "similarity" in controls.control_lift):
-            raise DataError(f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: run again")
+        if "similarity" not in controls.lift or not (
+            controls.vacuous or "similarity" in controls.control_lift
+        ):
+            raise DataError(
+                f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: run again"
+            )
         if "released" not in audit.keys:
-            raise DataError(f"{path} does not say what audit {audit.label!r} attacked: run again to write it anew")
+            raise DataError(
+                f"{path} does not say what audit {audit.label!r} attacked: run again to write it anew"
+            )
 
 
 def _pictures(path: Path, facts: FeatureRunFacts) -> dict[str, Tensor]:
     pictures, _ = read_tensors(path)
-    check_pictures(path, pictures, {"victims": 5} | {f"audit.{place}": 5 for place in range(len(facts.audits))})
+    check_pictures(
+        path, pictures, {"victims": 5} | {f"audit.{place}": 5 for place in range(len(facts.audits))}
+    )
     people, each = len(facts.identities), facts.pictures
     if pictures["victims"].shape[:2] != (people, each):
         raise DataError(
@@ -157,22 +193,37 @@ def _pictures(path: Path, facts: FeatureRunFacts) -> dict[str, Tensor]:
     return pictures
 
 
-def _rows(path: Path, facts: FeatureRunFacts, pictures: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], ...]:
+def _rows(
+    path: Path, facts: FeatureRunFacts, pictures: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], ...]:
     """The columns of each audit, after checking that the scores were made from them."""
     lines = read_lines(path)
     found, start = [], 0
     for place, audit in enumerate(facts.audits):
         candidates = pictures[f"audit.{place}"].shape[1]
-        keys = [(audit.label, name, str(candidate)) for name in facts.identities for candidate in range(candidates)]
+        keys = [
+            (audit.label, name, str(candidate))
+            for name in facts.identities
+            for candidate in range(candidates)
+        ]
         mine, start = lines[start : start + len(keys)], start + len(keys)
         columns = {name: [_number(line.get(name)) for line in mine] for name in audit.scores}
-        if [(line.get("audit"), line.get("identity"), line.get("candidate")) for line in mine] != keys or not all(
-            _makes(score, columns[name]) for name, score in audit.scores.items()
-        ):
-            raise DataError(f"{path} does not belong to its run.json (audit {audit.label!r}): run again to write both")
-        found.append({name: torch.tensor(column, dtype=torch.double).unflatten(0, (-1, candidates)) for name, column in columns.items()})
+        if [
+            (line.get("audit"), line.get("identity"), line.get("candidate")) for line in mine
+        ] != keys or not all(_makes(score, columns[name]) for name, score in audit.scores.items()):
+            raise DataError(
+                f"{path} does not belong to its run.json (audit {audit.label!r}): run again to write both"
+            )
+        found.append(
+            {
+                name: torch.tensor(column, dtype=torch.double).unflatten(0, (-1, candidates))
+                for name, column in columns.items()
+            }
+        )
     if start != len(lines):
-        raise DataError(f"{path} has {len(lines)} rows where its run.json explains {start}: run again to write both")
+        raise DataError(
+            f"{path} has {len(lines)} rows where its run.json explains {start}: run again to write both"
+        )
     return tuple(found)
 
 
@@ -187,7 +238,12 @@ def _number(text: str | None) -> float:
 def _makes(score: Measured, column: Sequence[float]) -> bool:
     """Is the score the mean of this column?"""
     largest = max(map(abs, column), default=math.nan)
-    return math.isclose(sum(column) / max(1, len(column)), score.value, rel_tol=0, abs_tol=ROUNDING * largest + 1e-12)
+    return math.isclose(
+        sum(column) / max(1, len(column)),
+        score.value,
+        rel_tol=0,
+        abs_tol=ROUNDING * largest + 1e-12,
+    )
 
 
 def without_names_and_faces(runs: Sequence[FeatureRunFiles]) -> list[FeatureRunFiles]:
@@ -199,5 +255,7 @@ def without_names_and_faces(runs: Sequence[FeatureRunFiles]) -> list[FeatureRunF
         for plain, hidden in zip(run.document["audits"], document["audits"], strict=True):
             hidden |= {name: plain[name] for name in OWN_FACTS}
         pictures = {name: frosted(pixels) for name, pixels in run.pictures.items()}
-        result.append(FeatureRunFiles(document, FeatureRunFacts.model_validate(document), run.rows, pictures))
+        result.append(
+            FeatureRunFiles(document, FeatureRunFacts.model_validate(document), run.rows, pictures)
+        )
     return result

@@ -8,11 +8,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from frostglass.attacks.features.base import feature_attacks
+from frostglass.audit.feature_controls import BLIND_EMBEDDER
 from frostglass.defenses.base import defenses
-from frostglass.experiments.feature_controls import BLIND_EMBEDDER
 from frostglass.report.arrange import MOST_NAMED, distinct, spoken, titled
 from frostglass.report.charts import listed
-from frostglass.report.feature_runs import FeatureAuditFacts, FeatureRunFacts, FeatureRunFiles, Usefulness, judges_of
+from frostglass.report.feature_runs import (
+    FeatureAuditFacts,
+    FeatureRunFacts,
+    FeatureRunFiles,
+    Usefulness,
+    judges_of,
+)
 from frostglass.report.runs import Measured
 
 UNPROTECTED = "unprotected"
@@ -78,12 +84,18 @@ class Attempt:
     @property
     def kinds(self) -> list[str]:
         granted = self.facts.granted
-        return [WHITE if "encoder" in granted else BLACK, *([ADAPTIVE] if "protection" in granted else [])]
+        return [
+            WHITE if "encoder" in granted else BLACK,
+            *([ADAPTIVE] if "protection" in granted else []),
+        ]
 
     @property
     def exposed(self) -> list[tuple[str, float]]:
         """Those of whom most came back."""
-        ranked = sorted(zip(self.run.facts.identities, self.by_person.tolist(), strict=True), key=lambda person: -person[1])
+        ranked = sorted(
+            zip(self.run.facts.identities, self.by_person.tolist(), strict=True),
+            key=lambda person: -person[1],
+        )
         return ranked[:MOST_EXPOSED]
 
 
@@ -125,8 +137,15 @@ class Protection:
         """Means of the numbers that the protection noted for its batches, each picture counting once; `pictures` is how many there were."""
         rows = self.facts.released
         weights = [row.get("pictures", 1) for row in rows]
-        names = [name for name in dict.fromkeys(key for row in rows for key in row) if all(_is_number(row.get(name)) for row in rows)]
-        means = {name: sum(w * row[name] for w, row in zip(weights, rows, strict=True)) / sum(weights) for name in names}
+        names = [
+            name
+            for name in dict.fromkeys(key for row in rows for key in row)
+            if all(_is_number(row.get(name)) for row in rows)
+        ]
+        means = {
+            name: sum(w * row[name] for w, row in zip(weights, rows, strict=True)) / sum(weights)
+            for name in names
+        }
         return means | ({"pictures": sum(weights)} if "pictures" in means else {})
 
     @property
@@ -176,7 +195,10 @@ class FeatureStudy:
     @property
     def blind_embedder(self) -> bool:
         """Does the network that compares faces hardly tell people apart? Then no similarity means anything."""
-        return self.first.references.same_person - self.first.references.different_people < BLIND_EMBEDDER
+        return (
+            self.first.references.same_person - self.first.references.different_people
+            < BLIND_EMBEDDER
+        )
 
     @property
     def pictured(self) -> list[Attempt]:
@@ -186,17 +208,27 @@ class FeatureStudy:
             max((a for a in head.attempts if a.method == method), key=_strength)
             for method in dict.fromkeys(a.method for a in head.attempts)
         ]
-        return [*best, *(protection.strongest for protection in others)] if head.plain else [p.strongest for p in self.protections]
+        return (
+            [*best, *(protection.strongest for protection in others)]
+            if head.plain
+            else [p.strongest for p in self.protections]
+        )
 
     @property
     def hollow(self) -> dict[str, str]:
         """Why audits are vacuous: each reason once, with the audits it holds for."""
-        return self._by_text((attempt.vacuous, attempt) for attempt in self.attempts if attempt.vacuous)
+        return self._by_text(
+            (attempt.vacuous, attempt) for attempt in self.attempts if attempt.vacuous
+        )
 
     @property
     def warnings(self) -> dict[str, str]:
         """Each warning once, with the audits it is about."""
-        return self._by_text((warning, attempt) for attempt in self.attempts for warning in attempt.facts.controls.warnings)
+        return self._by_text(
+            (warning, attempt)
+            for attempt in self.attempts
+            for warning in attempt.facts.controls.warnings
+        )
 
     @property
     def failed(self) -> list[str]:
@@ -228,7 +260,11 @@ class FeatureStudy:
         parts = []
         for method in self.methods:
             mine = [attempt.label for attempt in attempts if attempt.method == method]
-            parts += [f"all {len(mine)} audits by {method}"] if 1 < len(mine) == [a.method for a in self.attempts].count(method) else mine
+            parts += (
+                [f"all {len(mine)} audits by {method}"]
+                if 1 < len(mine) == [a.method for a in self.attempts].count(method)
+                else mine
+            )
         return listed(parts)
 
 
@@ -238,14 +274,20 @@ def group(runs: Sequence[FeatureRunFiles]) -> list[FeatureStudy]:
     for run in runs:
         facts = run.facts
         judges = [network.key for network in (*facts.evaluators, facts.embedder)]
-        groups.setdefault(json.dumps([facts.data.get("split"), facts.identities, facts.pictures, judges]), []).append(run)
+        groups.setdefault(
+            json.dumps([facts.data.get("split"), facts.identities, facts.pictures, judges]), []
+        ).append(run)
     return [_study(members) for members in groups.values()]
 
 
 def _study(runs: Sequence[FeatureRunFiles]) -> FeatureStudy:
     found = [Attempt("", "", run, place) for run in runs for place in range(len(run.facts.audits))]
     # Runs may share an audit; it is shown once.
-    found = list({json.dumps([a.facts.keys, a.facts.controls.model_dump()]): a for a in reversed(found)}.values())[::-1]
+    found = list(
+        {
+            json.dumps([a.facts.keys, a.facts.controls.model_dump()]): a for a in reversed(found)
+        }.values()
+    )[::-1]
     found.sort(key=lambda attempt: bool(attempt.facts.defenses))
     groups: dict[str, list[Attempt]] = {}
     for attempt in found:
@@ -253,9 +295,17 @@ def _study(runs: Sequence[FeatureRunFiles]) -> FeatureStudy:
     heads = [members[0] for members in groups.values()]
     names = distinct([_titles(head.facts) for head in heads], [_choices(head) for head in heads])
     made = []
-    for name, members, called in zip(names, groups.values(), _methods(list(groups.values())), strict=True):
-        labels = distinct([f"{name} · {method}" for method in called], [{"label": a.facts.label, "run": a.run.facts.name} for a in members])
-        attempts = [Attempt(label, method, a.run, a.number) for label, method, a in zip(labels, called, members, strict=True)]
+    for name, members, called in zip(
+        names, groups.values(), _methods(list(groups.values())), strict=True
+    ):
+        labels = distinct(
+            [f"{name} · {method}" for method in called],
+            [{"label": a.facts.label, "run": a.run.facts.name} for a in members],
+        )
+        attempts = [
+            Attempt(label, method, a.run, a.number)
+            for label, method, a in zip(labels, called, members, strict=True)
+        ]
         made.append(Protection(name, tuple(attempts)))
     return FeatureStudy(tuple(runs), tuple(made))
 
@@ -264,10 +314,18 @@ def _methods(groups: Sequence[Sequence[Attempt]]) -> list[list[str]]:
     """A name for each attempt's attack: what the config calls its case, unless cases name the protections; else the attack's own."""
     cases = [{attempt.facts.case for attempt in members} for members in groups]
     of_protections = all(len(some) == 1 for some in cases) and len(set.union(*cases)) > 1
-    keys = [[json.dumps(["" if of_protections else a.facts.case, a.facts.attack]) for a in members] for members in groups]
+    keys = [
+        [json.dumps(["" if of_protections else a.facts.case, a.facts.attack]) for a in members]
+        for members in groups
+    ]
     unique = list(dict.fromkeys(key for some in keys for key in some))
-    attacks = [(case, titled(str(attack.get("name"))), attack) for case, attack in map(json.loads, unique)]
-    names = distinct([case or title for case, title, _ in attacks], [{"title": title, "attack": attack} for _, title, attack in attacks])
+    attacks = [
+        (case, titled(str(attack.get("name"))), attack) for case, attack in map(json.loads, unique)
+    ]
+    names = distinct(
+        [case or title for case, title, _ in attacks],
+        [{"title": title, "attack": attack} for _, title, attack in attacks],
+    )
     called = {key: spoken(name) for key, name in zip(unique, names, strict=True)}
     return [[called[key] for key in some] for some in keys]
 
@@ -279,7 +337,9 @@ def _titles(facts: FeatureAuditFacts) -> str:
 def _choices(attempt: Attempt) -> dict[str, Any]:
     """What makes a protection another one."""
     facts = attempt.facts
-    label = f", {facts.label}, ".replace(f", {facts.case}, ", ", ", 1).strip(", ")  # the case names the attack
+    label = f", {facts.label}, ".replace(f", {facts.case}, ", ", ", 1).strip(
+        ", "
+    )  # the case names the attack
     return {
         "defense": facts.defenses, "cut": facts.cut, "model": facts.target.model, "attributes": facts.attributes, "seed": facts.seed,
         "label": label, "run": attempt.run.facts.name,

@@ -11,14 +11,25 @@ from typing import Any
 
 import torch
 
-from frostglass.experiments.feature_grid import FEATURE_RUN_FORMAT
-from frostglass.metrics.lda import lda_chance
+from frostglass.audit.feature_grid import FEATURE_RUN_FORMAT
+from frostglass.metrics._lda import lda_chance
 from frostglass.report.charts import LARGEST, SHAPES, number, picture, span
 from frostglass.report.feature_answer import feature_answer, feature_notes, reach, sized
 from frostglass.report.feature_plot import feature_tradeoff
-from frostglass.report.feature_runs import KIND, judges_of, read_feature_run, without_names_and_faces
+from frostglass.report.feature_runs import (
+    KIND,
+    judges_of,
+    read_feature_run,
+    without_names_and_faces,
+)
 from frostglass.report.feature_study import KINDS, Attempt, FeatureStudy, Protection, group
-from frostglass.report.page import PICTURE_BYTES, check_place, distinct_folders, rendered, write_report
+from frostglass.report.page import (
+    PICTURE_BYTES,
+    check_place,
+    distinct_folders,
+    rendered,
+    write_report,
+)
 from frostglass.report.tables import Status, Verdict, judge_check, recognised, spread
 
 PEOPLE_SHOWN = 12
@@ -64,7 +75,10 @@ def build_feature_report(runs: Sequence[Path], out: Path, *, redact: bool = Fals
         "format": FEATURE_RUN_FORMAT,
         "kind": KIND,
         "redacted": redact,
-        "answers": [{"runs": study.name, **feature_answer(study), "notes": feature_notes(study)} for study in studies],
+        "answers": [
+            {"runs": study.name, **feature_answer(study), "notes": feature_notes(study)}
+            for study in studies
+        ],
         "runs": [run.document for run in loaded],
     }
     return write_report(out, render_features(studies, redacted=redact), document)
@@ -84,16 +98,24 @@ def matrix(study: FeatureStudy) -> dict[str, list[Square]]:
 
     def square(protection: Protection, method: str) -> Square:
         tried = [attempt for attempt in protection.attempts if attempt.method == method]
-        best = max(tried, key=lambda attempt: (not attempt.vacuous, attempt.similarity.value), default=None)
+        best = max(
+            tried, key=lambda attempt: (not attempt.vacuous, attempt.similarity.value), default=None
+        )
         sound = best is not None and not best.vacuous
         return Square(best, len(tried), sound and best is protection.strongest)
 
-    return {method: [square(protection, method) for protection in study.protections] for method in study.methods}
+    return {
+        method: [square(protection, method) for protection in study.protections]
+        for method in study.methods
+    }
 
 
 def people_shown(study: FeatureStudy, picture_bytes: int) -> list[int]:
     """Places of the people shown, as many as `picture_bytes` allow; chosen by place, never by success."""
-    largest = max(math.prod(min(side, LARGEST) if i else side for i, side in enumerate(a.rebuilt.shape[2:])) for a in study.pictured)
+    largest = max(
+        math.prod(min(side, LARGEST) if i else side for i, side in enumerate(a.rebuilt.shape[2:]))
+        for a in study.pictured
+    )
     # 4/3 for base64, and the table's own text.
     column = (len(study.pictured) + 1) * (largest * 4 / 3 + 300)
     people = len(study.first.identities)
@@ -135,11 +157,21 @@ def positive_control(study: FeatureStudy, attempt: Attempt) -> Verdict:
 def checks(study: FeatureStudy) -> list[dict[str, Any]]:
     """What holds for all audits: how good those are who judge them. What passes in a vacuous audit is void."""
     scale = study.first.references
-    apart = f"{number(scale.same_person, 'decimal')} and {number(scale.different_people, 'decimal')}"
+    apart = (
+        f"{number(scale.same_person, 'decimal')} and {number(scale.different_people, 'decimal')}"
+    )
     faces = {
         "name": "Faces are told apart",
         "meaning": f"Similarity of two photos of one person, and of two people, to the network that compares them ({study.first.embedder.model}, "
         "trained on public people). Where it hardly differs, no similarity means anything.",
-        "cells": [Verdict(apart, "fail" if study.blind_embedder else "void" if study.vacuous else "ok")],
+        "cells": [
+            Verdict(apart, "fail" if study.blind_embedder else "void" if study.vacuous else "ok")
+        ],
     }
-    return [faces, *(judge_check(place, judge, study.vacuous) for place, judge in enumerate(study.first.evaluators, 1))]
+    return [
+        faces,
+        *(
+            judge_check(place, judge, study.vacuous)
+            for place, judge in enumerate(study.first.evaluators, 1)
+        ),
+    ]

@@ -29,7 +29,11 @@ class Square:
         if self.entry is None:
             return []
         scores, strictest = self.entry.facts.scores, self.entry.strictest
-        return [(place, scores[judge].value) for place, judge in enumerate(self.entry.judges, 1) if judge != strictest]
+        return [
+            (place, scores[judge].value)
+            for place, judge in enumerate(self.entry.judges, 1)
+            if judge != strictest
+        ]
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,20 @@ def matrix(study: Study) -> Matrix | None:
     if len(methods) < FEWEST or len(study.aims) < FEWEST:
         return None
     rows = {method: [_square(aim, method) for aim in study.aims] for method in methods}
-    return Matrix(study.aims, rows, [_guessing(aim) for aim in study.aims], [winners(aim) for aim in study.aims])
+    return Matrix(
+        study.aims,
+        rows,
+        [_guessing(aim) for aim in study.aims],
+        [winners(aim) for aim in study.aims],
+    )
 
 
 def winners(aim: Aim) -> list[str]:
     """The attacks nobody exceeds on a model: one, several that are equal, or none where nobody was recognised."""
     most = aim.strongest.leak.value
-    return list(dict.fromkeys(entry.method for entry in aim.entries if entry.leak.value == most > 0))
+    return list(
+        dict.fromkeys(entry.method for entry in aim.entries if entry.leak.value == most > 0)
+    )
 
 
 def _square(aim: Aim, method: str) -> Square:
@@ -88,31 +99,58 @@ def _strongest_notes(aims: Sequence[Aim], *, vacuous: int) -> list[str]:
     notes = []
     if counts:
         (first, most), *others = counts
-        models = "the one model" if len(aims) == 1 else f"all {most} models" if most == len(aims) else f"{most} of {len(aims)} models"
+        models = (
+            "the one model"
+            if len(aims) == 1
+            else f"all {most} models"
+            if most == len(aims)
+            else f"{most} of {len(aims)} models"
+        )
         models += " whose audits are not vacuous" if vacuous else ""
-        parts = [f"{_quoted(first)} is the strongest attack on {models}", *(f"{_quoted(method)} on {times}" for method, times in others)]
-        ties = "; where attacks are equally strong, each counts" if any(len(methods) > 1 for methods in best) else ""
+        parts = [
+            f"{_quoted(first)} is the strongest attack on {models}",
+            *(f"{_quoted(method)} on {times}" for method, times in others),
+        ]
+        ties = (
+            "; where attacks are equally strong, each counts"
+            if any(len(methods) > 1 for methods in best)
+            else ""
+        )
         notes.append(f"{listed(parts)}{ties}.")
     if unbroken := [aim.name for aim, methods in zip(aims, best, strict=True) if not methods]:
-        notes.append(f"Nobody rebuilt from {listed(unbroken)} was recognised by the strictest judge, whatever the attack.")
+        notes.append(
+            f"Nobody rebuilt from {listed(unbroken)} was recognised by the strictest judge, whatever the attack."
+        )
     return notes
 
 
 def _masking_notes(aims: Sequence[Aim]) -> list[str]:
     """Only sound audits are compared: a plain attack that fails without any defense is weak, and says nothing of masking."""
     compared = [(aim, *pair) for aim in aims if (pair := _pair(aim))]
-    telling = [(aim, knowing, plain) for aim, knowing, plain in compared if round(_leak(knowing) - _leak(plain), 6) > TELLING]
+    telling = [
+        (aim, knowing, plain)
+        for aim, knowing, plain in compared
+        if round(_leak(knowing) - _leak(plain), 6) > TELLING
+    ]
     defended = [_found(*each) for each in telling if each[0].kind != "undefended"]
     without = [_found(*each) for each in telling if each[0].kind == "undefended"]
     limit = f"by more than {number(TELLING, 'points')} points"
     notes = []
     if compared and not telling:
         models = "1 model" if len(compared) == 1 else f"{len(compared)} models"
-        notes.append(f"An adaptive or label-only attack exceeds the plain ones {limit} on none of the {models} that met both.")
+        notes.append(
+            f"An adaptive or label-only attack exceeds the plain ones {limit} on none of the {models} that met both."
+        )
     if defended:
-        notes.append(f"An adaptive or label-only attack exceeds every plain one {limit} on {listed(defended)}: a sign of masked gradients.")
+        notes.append(
+            f"An adaptive or label-only attack exceeds every plain one {limit} on {listed(defended)}: a sign of masked gradients."
+        )
     if without:
-        begins = "It does so also" if defended else f"An adaptive or label-only attack exceeds every plain one {limit}"
+        begins = (
+            "It does so also"
+            if defended
+            else f"An adaptive or label-only attack exceeds every plain one {limit}"
+        )
         notes.append(
             f"{begins} on {listed(without)}, where no defense masks anything: it may be the stronger attack anyway, "
             "and what it finds more on other models is no proof of masking."
@@ -129,7 +167,9 @@ def _pair(aim: Aim) -> tuple[Entry, Entry] | None:
 
 
 def _found(aim: Aim, knowing: Entry, plain: Entry) -> str:
-    shares = [f"{_quoted(entry.method)} {number(_leak(entry), 'percent')}" for entry in (knowing, plain)]
+    shares = [
+        f"{_quoted(entry.method)} {number(_leak(entry), 'percent')}" for entry in (knowing, plain)
+    ]
     return spoken(f"{aim.label} · {' against '.join(shares)}")
 
 

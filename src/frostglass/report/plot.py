@@ -14,7 +14,12 @@ from frostglass.defenses.base import defenses
 from frostglass.report.charts import PATHS
 
 WIDTH, HEIGHT = 860, 500
-LEFT, RIGHT, TOP, BOTTOM = 62, 748, 16, 446  # of the field that holds the points; guessing is named to the right of it
+LEFT, RIGHT, TOP, BOTTOM = (
+    62,
+    748,
+    16,
+    446,
+)  # of the field that holds the points; guessing is named to the right of it
 INSET = 16  # between the outermost points and the field's sides
 COLOURS = 8
 LETTER, LINE = 7.6, 15.0  # size of a label's letters; fonts differ, and this is a wide one
@@ -45,7 +50,10 @@ class Box:
 
     def shared(self, other: "Box") -> float:
         """The area both cover."""
-        wide, high = min(self.right, other.right) - max(self.left, other.left), min(self.bottom, other.bottom) - max(self.top, other.top)
+        wide, high = (
+            min(self.right, other.right) - max(self.left, other.left),
+            min(self.bottom, other.bottom) - max(self.top, other.top),
+        )
         return max(wide, 0.0) * max(high, 0.0)
 
 
@@ -68,7 +76,11 @@ class Point:
     @property
     def bars(self) -> list[Box]:
         upright = Box(self.x - 1, self.high, self.x + 1, self.low)
-        return [upright] if self.across is None else [upright, Box(self.across[0], self.y - 1, self.across[1], self.y + 1)]
+        return (
+            [upright]
+            if self.across is None
+            else [upright, Box(self.across[0], self.y - 1, self.across[1], self.y + 1)]
+        )
 
 
 @dataclass(frozen=True)
@@ -93,12 +105,19 @@ class Label:
     def far(self) -> bool:
         """Is it so far from its point that a line must join them?"""
         return (
-            max(self.box.left - self.point.x, self.point.x - self.box.right, self.box.top - self.point.y, self.point.y - self.box.bottom)
+            max(
+                self.box.left - self.point.x,
+                self.point.x - self.box.right,
+                self.box.top - self.point.y,
+                self.point.y - self.box.bottom,
+            )
             > 16
         )
 
 
-def drawing(spoken: str, axes: str, levels: str, series: Sequence[Series], rows: Sequence[float]) -> Markup:
+def drawing(
+    spoken: str, axes: str, levels: str, series: Sequence[Series], rows: Sequence[float]
+) -> Markup:
     """The whole plot; `spoken` is for readers who cannot see it, `rows` are the heights of the dashed lines that `levels` draws."""
     parts = [
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(spoken)}</title>',
@@ -116,7 +135,9 @@ def marked(groups: Iterable[tuple[str, bool, Sequence[Point]]]) -> list[Series]:
     """Named groups of points, each with a colour and a shape of its own; a group that is plain, without any defense, has ink and a ring."""
     result, count = [], 0
     for name, plain, members in groups:
-        colour, mark = (0, UNDEFENDED) if plain else (count % COLOURS + 1, MARKS[count % len(MARKS)])
+        colour, mark = (
+            (0, UNDEFENDED) if plain else (count % COLOURS + 1, MARKS[count % len(MARKS)])
+        )
         count += not plain
         points = sorted(members, key=lambda point: (point.x, point.y))
         result.append(Series(_shortened(name), tuple(points), colour, mark))
@@ -129,7 +150,11 @@ def named_settings(chosen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for defense in chosen:
         name = str(defense.get("name"))
         fields = dataclasses.fields(defenses.get(name)) if name in defenses.names() else ()
-        named = [field.name for field in fields if field.type is bool or get_origin(field.type) is Literal]
+        named = [
+            field.name
+            for field in fields
+            if field.type is bool or get_origin(field.type) is Literal
+        ]
         found.append({key: defense.get(key) for key in named})
     return found
 
@@ -137,7 +162,15 @@ def named_settings(chosen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _shortened(label: str) -> str:
     """ "BiDO · measure=hsic_nocco" as "BiDO hsic nocco"; a number or a yes needs the setting's name before it."""
     name, *details = label.split(" · ")
-    return " ".join([name, *(re.sub(r"^\w+=(?!True|False|none)(?=[A-Za-z])", "", detail).replace("_", " ") for detail in details)])
+    return " ".join(
+        [
+            name,
+            *(
+                re.sub(r"^\w+=(?!True|False|none)(?=[A-Za-z])", "", detail).replace("_", " ")
+                for detail in details
+            ),
+        ]
+    )
 
 
 def x_of(value: float, low: float, high: float) -> float:
@@ -146,11 +179,23 @@ def x_of(value: float, low: float, high: float) -> float:
 
 
 def ticks(low: float, high: float) -> Iterator[float]:
-    step = next(step for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (high - low) / step <= 9)
-    yield from (place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
+    step = next(
+        step
+        for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+        if (high - low) / step <= 9
+    )
+    yield from (
+        place * step
+        for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    )
 
 
-def frame(across: Iterable[tuple[float, str]], upwards: Iterable[tuple[float, str]], across_title: str, upward_title: str) -> str:
+def frame(
+    across: Iterable[tuple[float, str]],
+    upwards: Iterable[tuple[float, str]],
+    across_title: str,
+    upward_title: str,
+) -> str:
     """The axes: places with their numbers, and what is measured along each."""
     below = "".join(
         f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 5}"/>'
@@ -173,21 +218,31 @@ def frame(across: Iterable[tuple[float, str]], upwards: Iterable[tuple[float, st
 def dashed(rows: Sequence[float], name: str, said: str) -> str:
     """Dashed lines at the lowest and the highest of some heights, named once, to the right of them."""
     ends = dict.fromkeys(f"{y:.1f}" for y in (rows[0], rows[-1]))
-    lines = "".join(f'<line class="guess" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>' for y in ends)
+    lines = "".join(
+        f'<line class="guess" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>' for y in ends
+    )
     middle = min((rows[0] + rows[-1]) / 2, BOTTOM - 10)
     return f'{lines}<text x="{RIGHT + 8}" y="{middle - 3:.1f}">{name}<tspan x="{RIGHT + 8}" dy="15">{said}</tspan></text>'
 
 
 def _guides(points: Sequence[Point]) -> str:
     """Thin lines through the undefended model: what lies left of them costs accuracy, what lies below leaks less."""
-    return "".join(f'<path class="guide" d="M{LEFT} {point.y:.1f}H{RIGHT}M{point.x:.1f} {TOP}V{BOTTOM}"/>' for point in points)
+    return "".join(
+        f'<path class="guide" d="M{LEFT} {point.y:.1f}H{RIGHT}M{point.x:.1f} {TOP}V{BOTTOM}"/>'
+        for point in points
+    )
 
 
 def _lines(series: Series) -> str:
     """The intervals, and a line through the strengths."""
-    bars = "".join(f'<path class="reach" d="M{point.x:.1f} {point.low:.1f}V{point.high:.1f}"/>' for point in series.points)
+    bars = "".join(
+        f'<path class="reach" d="M{point.x:.1f} {point.low:.1f}V{point.high:.1f}"/>'
+        for point in series.points
+    )
     bars += "".join(
-        f'<path class="reach" d="M{point.across[0]:.1f} {point.y:.1f}H{point.across[1]:.1f}"/>' for point in series.points if point.across
+        f'<path class="reach" d="M{point.across[0]:.1f} {point.y:.1f}H{point.across[1]:.1f}"/>'
+        for point in series.points
+        if point.across
     )
     route = " ".join(f"{point.x:.1f},{point.y:.1f}" for point in series.points)
     joined = f'<polyline class="route" points="{route}"/>' if len(series.points) > 1 else ""
@@ -211,10 +266,18 @@ def _named(series: Series, label: Label) -> str:
     leader = ""
     if label.far:
         x, y = min(max(point.x, box.left), box.right), box.top if box.top > point.y else box.bottom
-        y = y if box.left <= point.x <= box.right or not box.top <= point.y <= box.bottom else (box.top + box.bottom) / 2
+        y = (
+            y
+            if box.left <= point.x <= box.right or not box.top <= point.y <= box.bottom
+            else (box.top + box.bottom) / 2
+        )
         leader = f'<path class="leader" d="M{x:.1f} {y:.1f}L{point.x:.1f} {point.y:.1f}"/>'
     # Anchored towards its point, so that in another font it grows away from it.
-    anchor, at = {1: ("start", box.left), -1: ("end", box.right), 0: ("middle", (box.left + box.right) / 2)}[label.side]
+    anchor, at = {
+        1: ("start", box.left),
+        -1: ("end", box.right),
+        0: ("middle", (box.left + box.right) / 2),
+    }[label.side]
     text = f'<text class="name" x="{at:.1f}" y="{box.bottom - 4:.1f}" text-anchor="{anchor}">{escape(series.name)}</text>'
     return f'<g class="c{series.colour}" aria-hidden="true">{leader}{text}</g>'
 
@@ -223,16 +286,28 @@ def _labels(series: Sequence[Series], levels: Sequence[float]) -> list[Label]:
     """A place for each name: near one end of its series, over as little else as possible; each is tried again once the others stand."""
     marks = [(each, point.box) for each in series for point in each.points]
     bars = [bar for each in series for point in each.points for bar in point.bars]
-    bars += [Box(point.x - 0.5, TOP, point.x + 0.5, BOTTOM) for each in series if not each.colour for point in each.points]
+    bars += [
+        Box(point.x - 0.5, TOP, point.x + 0.5, BOTTOM)
+        for each in series
+        if not each.colour
+        for point in each.points
+    ]
     rows = [*levels, *(point.y for each in series if not each.colour for point in each.points)]
     bars += [Box(LEFT, y - 0.5, RIGHT, y + 0.5) for y in rows]
     dots = [dot for each in series for dot in _along(each.points)]
 
     def cost(each: Series, place: int, label: Label, others: Sequence[Label]) -> float:
         box = label.box
-        covered = sum(box.shared(other.box) for other in others) * 6 + sum(box.shared(mark) for _, mark in marks) * 4
-        crossed = sum(box.shared(bar) for bar in bars) * 1.5 + sum(box.shared(dot) for dot in dots) * 1.5
-        outside = (box.right - box.left) * (box.bottom - box.top) - box.shared(Box(LEFT + 2, TOP - 8, RIGHT - 2, BOTTOM - 2))
+        covered = (
+            sum(box.shared(other.box) for other in others) * 6
+            + sum(box.shared(mark) for _, mark in marks) * 4
+        )
+        crossed = (
+            sum(box.shared(bar) for bar in bars) * 1.5 + sum(box.shared(dot) for dot in dots) * 1.5
+        )
+        outside = (box.right - box.left) * (box.bottom - box.top) - box.shared(
+            Box(LEFT + 2, TOP - 8, RIGHT - 2, BOTTOM - 2)
+        )
         # Nearest its own end of a line and nobody else's point: a name between two marks could belong to either.
         near = sum(1 for other, mark in marks if other is not each and box.shared(_wider(mark)))
         return covered + crossed + outside * 8 + near * 14 + place * 2
@@ -240,8 +315,13 @@ def _labels(series: Sequence[Series], levels: Sequence[float]) -> list[Label]:
     chosen: list[Label | None] = [None] * len(series)
     for _ in range(4):
         for turn, each in enumerate(series):
-            others = [label for other, label in enumerate(chosen) if label is not None and other != turn]
-            chosen[turn] = min(enumerate(_options(each)), key=lambda option: cost(each, option[0], option[1], others))[1]
+            others = [
+                label for other, label in enumerate(chosen) if label is not None and other != turn
+            ]
+            chosen[turn] = min(
+                enumerate(_options(each)),
+                key=lambda option: cost(each, option[0], option[1], others),
+            )[1]
     return [label for label in chosen if label is not None]
 
 
@@ -252,9 +332,20 @@ def _options(series: Series) -> Iterator[Label]:
     for gap in (10, 22, 36, 54):
         gap += 0 if series.colour else 4  # the undefended mark is larger
         for point in ends:
-            for right, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1)):
+            for right, down in (
+                (1, 0),
+                (-1, 0),
+                (0, -1),
+                (0, 1),
+                (1, -1),
+                (1, 1),
+                (-1, -1),
+                (-1, 1),
+            ):
                 slant = gap if not (right and down) else 0.75 * gap
-                left = point.x + right * slant - (0 if right > 0 else wide if right < 0 else wide / 2)
+                left = (
+                    point.x + right * slant - (0 if right > 0 else wide if right < 0 else wide / 2)
+                )
                 top = point.y + down * slant - (0 if down > 0 else LINE if down < 0 else LINE / 2)
                 yield Label(Box(left, top, left + wide, top + LINE), point, right)
 

@@ -41,11 +41,17 @@ def training_notes(study: Study) -> list[str]:
     aims = _trained(study)
     notes = []
     if found := _differences(aims):
-        by_models: dict[str, list[str]] = {}  # settings that separate the same models are said together
+        by_models: dict[
+            str, list[str]
+        ] = {}  # settings that separate the same models are said together
         for field, groups in found.items():
-            by_models.setdefault(json.dumps([[aim.label for aim in members] for members in groups.values()]), []).append(field)
+            by_models.setdefault(
+                json.dumps([[aim.label for aim in members] for members in groups.values()]), []
+            ).append(field)
         clauses = [_clause(fields, found) for fields in by_models.values()]
-        notes.append(f"The models were not trained alike: {'; '.join(clauses)}; part of a difference may come from that.")
+        notes.append(
+            f"The models were not trained alike: {'; '.join(clauses)}; part of a difference may come from that."
+        )
     stages: dict[str, list[Aim]] = {}
     for aim in aims:
         stage = aim.strongest.facts.training.first_stage
@@ -59,7 +65,9 @@ def training_notes(study: Study) -> list[str]:
         ]
     given = [aim for aim in study.aims if aim.strongest.given]
     if given and len(study.aims) > 1:
-        notes.append(f"How {named(given)} {'was' if len(given) == 1 else 'were'} trained is not known: the weights were brought.")
+        notes.append(
+            f"How {named(given)} {'was' if len(given) == 1 else 'were'} trained is not known: the weights were brought."
+        )
     return notes
 
 
@@ -74,7 +82,11 @@ def training_caption(study: Study) -> str:
         return f"The models were not trained alike; the last column shows where they differ. In common: {common}."
     if len(aims) == 1:
         return f"Recipe: {common}."
-    whom = "All models" if len(aims) == len(study.aims) else "All models but those whose weights were brought"
+    whom = (
+        "All models"
+        if len(aims) == len(study.aims)
+        else "All models but those whose weights were brought"
+    )
     return f"{whom} were trained by one recipe: {common}."
 
 
@@ -88,12 +100,35 @@ def training_rows(study: Study) -> list[TrainingRow]:
             training = entry.facts.training
             label = f"{aim.label} · seed={seed}" if len(by_seed) > 1 else aim.label
             chosen = entry.facts.target.selected_epoch
-            epoch = "–" if chosen is None else f"{number(chosen + 1)} of {words(training.recipe.get('epochs'))}"
+            epoch = (
+                "–"
+                if chosen is None
+                else f"{number(chosen + 1)} of {words(training.recipe.get('epochs'))}"
+            )
             stage = training.first_stage
-            right = f", right on {number(stage.accuracy.test, 'percent')} of held-out pictures" if stage else ""
-            told = tuple((titled(defense), fact_words(values)) for defense, values in training.facts.items())
-            own = {} if entry.given else {key: value for key, value in _used(aim.recipe).items() if key not in shared}
-            rows.append(TrainingRow(entry, label, epoch, f"{_begun(stage)}{right}" if stage else "", _spelled(own, idle=True), told))
+            right = (
+                f", right on {number(stage.accuracy.test, 'percent')} of held-out pictures"
+                if stage
+                else ""
+            )
+            told = tuple(
+                (titled(defense), fact_words(values)) for defense, values in training.facts.items()
+            )
+            own = (
+                {}
+                if entry.given
+                else {key: value for key, value in _used(aim.recipe).items() if key not in shared}
+            )
+            rows.append(
+                TrainingRow(
+                    entry,
+                    label,
+                    epoch,
+                    f"{_begun(stage)}{right}" if stage else "",
+                    _spelled(own, idle=True),
+                    told,
+                )
+            )
     return rows
 
 
@@ -106,7 +141,11 @@ def fact_words(values: Mapping[str, Any]) -> str:
         # Without noise there is no bound, and the defense's own note says so.
         parts += [] if epsilon is None else [f"ε = {words(epsilon)} at δ = {words(delta)}"]
     note = rest.pop("note", None)
-    parts += [f"{key.replace('_', ' ')} {words(value)}" for key, value in rest.items() if value is not None]
+    parts += [
+        f"{key.replace('_', ' ')} {words(value)}"
+        for key, value in rest.items()
+        if value is not None
+    ]
     return "; ".join(parts + ([str(note)] if note else []))
 
 
@@ -119,7 +158,11 @@ def words(value: Any, *, exact: bool = False) -> str:
     if isinstance(value, int):
         return number(value, "count" if value >= 10_000 else "plain")
     if isinstance(value, float):
-        return str(value).replace("-", "−") if exact and float(f"{value:.3g}") != value else number(value)
+        return (
+            str(value).replace("-", "−")
+            if exact and float(f"{value:.3g}") != value
+            else number(value)
+        )
     if isinstance(value, list):
         return ("/" if exact else ", ").join(words(item, exact=exact) for item in value)
     if isinstance(value, Mapping):
@@ -133,7 +176,11 @@ def _trained(study: Study) -> list[Aim]:
 
 def _used(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that have an effect."""
-    return {key: value for key, value in recipe.items() if key not in DEPENDENT or recipe.get(DEPENDENT[key][0]) == DEPENDENT[key][1]}
+    return {
+        key: value
+        for key, value in recipe.items()
+        if key not in DEPENDENT or recipe.get(DEPENDENT[key][0]) == DEPENDENT[key][1]
+    }
 
 
 def _differences(aims: Sequence[Aim]) -> dict[str, dict[str, list[Aim]]]:
@@ -152,7 +199,11 @@ def _differences(aims: Sequence[Aim]) -> dict[str, dict[str, list[Aim]]]:
 
 def _shared(aims: Sequence[Aim]) -> set[str]:
     """Settings that all models use, with one value."""
-    return set.intersection(*(set(_used(aim.recipe)) for aim in aims)) - set(_differences(aims)) if aims else set()
+    return (
+        set.intersection(*(set(_used(aim.recipe)) for aim in aims)) - set(_differences(aims))
+        if aims
+        else set()
+    )
 
 
 def _clause(fields: Sequence[str], found: Mapping[str, Mapping[str, list[Aim]]]) -> str:
@@ -161,13 +212,21 @@ def _clause(fields: Sequence[str], found: Mapping[str, Mapping[str, list[Aim]]])
     most = max(members, key=len)
     many = len(most) > MOST_NAMED  # that agree: said last, and only counted
     order = sorted(range(len(members)), key=lambda place: many and members[place] is most)
-    whom = [f"{len(most)} other models" if many and members[place] is most else named(members[place]) for place in order]
+    whom = [
+        f"{len(most)} other models" if many and members[place] is most else named(members[place])
+        for place in order
+    ]
     values = [[list(found[field])[place] for field in fields] for place in order]
     shown = [field.replace("_", " ") for field in fields]
     if len(fields) == 1:
         return f"{shown[0]} is {listed([f'{value} for {who}' for (value,), who in zip(values, whom, strict=True)])}"
-    pairs = [[f"{field} {value}" for field, value in zip(shown, chosen, strict=True)] for chosen in values]
-    return ", but ".join(f"{listed(settings)} for {who}" for settings, who in zip(pairs, whom, strict=True))
+    pairs = [
+        [f"{field} {value}" for field, value in zip(shown, chosen, strict=True)]
+        for chosen in values
+    ]
+    return ", but ".join(
+        f"{listed(settings)} for {who}" for settings, who in zip(pairs, whom, strict=True)
+    )
 
 
 def _begun(stage: FirstStage) -> str:
@@ -178,8 +237,12 @@ def _begun(stage: FirstStage) -> str:
 def _spelled(settings: Mapping[str, Any], *, idle: bool = False) -> str:
     """Settings as "epochs 20, lr 0.001"; those that do nothing are left out unless they are wanted."""
     shown = {key: value for key, value in settings.items() if idle or not _idle(key, value)}
-    return ", ".join(f"{key.replace('_', ' ')} {words(value, exact=True)}" for key, value in shown.items())
+    return ", ".join(
+        f"{key.replace('_', ' ')} {words(value, exact=True)}" for key, value in shown.items()
+    )
 
 
 def _idle(key: str, value: Any) -> bool:
-    return value is None or value is False or value in ([], {}) or (key in IDLE and value == IDLE[key])
+    return (
+        value is None or value is False or value in ([], {}) or (key in IDLE and value == IDLE[key])
+    )

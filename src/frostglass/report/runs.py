@@ -12,13 +12,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor, uint8
 
-from frostglass.checks import problems
-from frostglass.errors import DataError, StoreError
-from frostglass.experiments.grid import RUN_FORMAT
-from frostglass.files import read_tensors
+from frostglass.audit.grid import RUN_FORMAT
+from frostglass.core.errors import DataError, StoreError
+from frostglass.core.parameters import problems
+from frostglass.store.files import read_tensors
 
 FILES = ("run.json", "rows.csv", "pictures.safetensors")
-Verdicts = dict[str, tuple[bool, ...]]  # by identity: does each judge recognise the first candidate?
+Verdicts = dict[
+    str, tuple[bool, ...]
+]  # by identity: does each judge recognise the first candidate?
 
 
 class Measured(BaseModel):
@@ -131,7 +133,9 @@ def open_run(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder: give the folder of a finished run")
     if missing := [name for name in FILES if not (folder / name).is_file()]:
-        raise StoreError(f"{folder} has no {missing[0]}, so it is not a finished run: give the folder that `frostglass run --out` wrote")
+        raise StoreError(
+            f"{folder} has no {missing[0]}, so it is not a finished run: give the folder that `frostglass run --out` wrote"
+        )
     path = folder / "run.json"
     try:
         # A setting may be infinite, which JSON has no word for; as text it survives, and a score that is not a number is refused below.
@@ -161,32 +165,61 @@ def _facts(path: Path, document: dict[str, Any]) -> RunFacts:
     try:
         facts = RunFacts.model_validate(document)
     except ValidationError as error:
-        raise DataError(f"{path} is damaged ({problems(error)[0][:160]}): run again to write it anew") from None
-    judges = [f"{kind}_{place}" for place in range(1, len(facts.evaluators) + 1) for kind in ("top1", "top5")]
+        raise DataError(
+            f"{path} is damaged ({problems(error)[0][:160]}): run again to write it anew"
+        ) from None
+    judges = [
+        f"{kind}_{place}"
+        for place in range(1, len(facts.evaluators) + 1)
+        for kind in ("top1", "top5")
+    ]
     for audit in facts.audits:
-        if absent := [name for name in ["target_top1", *judges] if name not in audit.scores or name not in audit.prior_only]:
-            raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: a report needs the accuracy metric")
+        if absent := [
+            name
+            for name in ["target_top1", *judges]
+            if name not in audit.scores or name not in audit.prior_only
+        ]:
+            raise DataError(
+                f"{path} has no {absent[0]} for audit {audit.label!r}: a report needs the accuracy metric"
+            )
         if not audit.controls.lift or not (audit.controls.vacuous or audit.controls.control_lift):
-            raise DataError(f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: run again")
+            raise DataError(
+                f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: run again"
+            )
     return facts
 
 
 def _pictures(path: Path, facts: RunFacts) -> dict[str, Tensor]:
     pictures, _ = read_tensors(path)
-    check_pictures(path, pictures, {"private": 4} | {f"audit.{place}": 5 for place in range(len(facts.audits))})
+    check_pictures(
+        path, pictures, {"private": 4} | {f"audit.{place}": 5 for place in range(len(facts.audits))}
+    )
     if len(pictures["private"]) != len(facts.identities):
-        raise DataError(f"{path} has {len(pictures['private'])} private pictures for {len(facts.identities)} identities: run again")
+        raise DataError(
+            f"{path} has {len(pictures['private'])} private pictures for {len(facts.identities)} identities: run again"
+        )
     return pictures
 
 
-def check_pictures(path: Path, pictures: Mapping[str, Tensor], dimensions: Mapping[str, int]) -> None:
+def check_pictures(
+    path: Path, pictures: Mapping[str, Tensor], dimensions: Mapping[str, int]
+) -> None:
     """Refuse files without these pictures, or with something else under their names."""
     for name, wanted in dimensions.items():
         if name not in pictures:
-            raise DataError(f"{path} has no {name}, which run.json describes: run again to write it anew")
+            raise DataError(
+                f"{path} has no {name}, which run.json describes: run again to write it anew"
+            )
         found = pictures[name]
-        if found.dtype != uint8 or found.ndim != wanted or found.shape[-3] not in (1, 3) or not found.numel():
-            raise DataError(f"{path}: {name} is {found.dtype} {tuple(found.shape)}, expected grey or colour pictures as bytes: run again")
+        if (
+            found.dtype != uint8
+            or found.ndim != wanted
+            or found.shape[-3] not in (1, 3)
+            or not found.numel()
+        ):
+            raise DataError(
+                f"{path}: {name} is {found.dtype} {tuple(found.shape)}, expected grey or colour pictures as bytes: run again"
+            )
 
 
 def read_lines(path: Path) -> list[dict[str, str]]:
@@ -204,25 +237,47 @@ def _verdicts(path: Path, facts: RunFacts, pictures: Mapping[str, Tensor]) -> tu
     for place, audit in enumerate(facts.audits):
         people, candidates = pictures[f"audit.{place}"].shape[:2]
         mine, start = lines[start : start + people * candidates], start + people * candidates
-        columns = [[line.get(f"top1_{judge}") for line in mine] for judge in range(1, len(facts.evaluators) + 1)]
+        columns = [
+            [line.get(f"top1_{judge}") for line in mine]
+            for judge in range(1, len(facts.evaluators) + 1)
+        ]
         firsts = mine[::candidates]
         names = [line.get("identity") or "" for line in firsts]
-        verdicts = dict(zip(names, zip(*([told == "1" for told in column[::candidates]] for column in columns), strict=True), strict=True))
+        verdicts = dict(
+            zip(
+                names,
+                zip(
+                    *([told == "1" for told in column[::candidates]] for column in columns),
+                    strict=True,
+                ),
+                strict=True,
+            )
+        )
         if (
             len(mine) != people * candidates
-            or {(line.get("audit"), line.get("candidate")) for line in firsts} != {(audit.label, "0")}
+            or {(line.get("audit"), line.get("candidate")) for line in firsts}
+            != {(audit.label, "0")}
             or len(set(names) - {""}) != people
             or (place == 0 and names != facts.identities)
             or not set(audit.partial) <= set(names)
-            or not all(_makes(audit.scores[f"top1_{judge}"], column) for judge, column in enumerate(columns, 1))
+            or not all(
+                _makes(audit.scores[f"top1_{judge}"], column)
+                for judge, column in enumerate(columns, 1)
+            )
         ):
-            raise DataError(f"{path} does not belong to its run.json (audit {audit.label!r}): run again to write both")
+            raise DataError(
+                f"{path} does not belong to its run.json (audit {audit.label!r}): run again to write both"
+            )
         found.append(verdicts)
     if start != len(lines):
-        raise DataError(f"{path} has {len(lines)} rows where its run.json explains {start}: run again to write both")
+        raise DataError(
+            f"{path} has {len(lines)} rows where its run.json explains {start}: run again to write both"
+        )
     return tuple(found)
 
 
 def _makes(score: Measured, column: Sequence[str | None]) -> bool:
     """Is the score the mean of this column of noughts and ones?"""
-    return set(column) <= {"0", "1"} and math.isclose(column.count("1") / len(column), score.value, abs_tol=1e-5)
+    return set(column) <= {"0", "1"} and math.isclose(
+        column.count("1") / len(column), score.value, abs_tol=1e-5
+    )

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from frostglass.experiments.controls import DISAGREEMENT, LOW_TARGET_SUCCESS, LUCKY_PRIOR, OFF_MANIFOLD, WEAK_EVALUATOR
+from frostglass.audit.controls import (
+    DISAGREEMENT,
+    LOW_TARGET_SUCCESS,
+    LUCKY_PRIOR,
+    OFF_MANIFOLD,
+    WEAK_EVALUATOR,
+)
 from frostglass.report.arrange import Entry, Study
 from frostglass.report.charts import LARGEST, Kind, number, picture
 from frostglass.report.runs import Network
@@ -28,7 +34,10 @@ def checks(study: Study) -> list[dict[str, Any]]:
 
     def row(name: str, meaning: str, judge: Callable[[Entry], Verdict]) -> dict[str, Any]:
         cells = [(entry, judge(entry)) for entry in study.entries]
-        void = [replace(v, status="void") if v.status == "ok" and e.facts.controls.vacuous else v for e, v in cells]
+        void = [
+            replace(v, status="void") if v.status == "ok" and e.facts.controls.vacuous else v
+            for e, v in cells
+        ]
         return {"name": name, "meaning": meaning, "cells": void}
 
     def positive(entry: Entry) -> Verdict:
@@ -36,14 +45,24 @@ def checks(study: Study) -> list[dict[str, Any]]:
         if not controls.control_lift:
             return Verdict("not run", "fail")
         worst = min(controls.control_lift.values(), key=lambda score: score.low)
-        return Verdict(number(worst.value, "gain"), "fail" if controls.vacuous else "ok", f"at least {number(worst.low, 'points')}")
+        return Verdict(
+            number(worst.value, "gain"),
+            "fail" if controls.vacuous else "ok",
+            f"at least {number(worst.low, 'points')}",
+        )
 
     def guessing(entry: Entry) -> Verdict:
         chance = max(entry.facts.prior_only[judge].value for judge in entry.judges)
         return Verdict(number(chance, "percent"), "look" if chance > LUCKY_PRIOR else "ok")
 
-    def limited(value: float | None, kind: Kind, fine: Callable[[float], bool], absent: str) -> Verdict:
-        return Verdict(absent, "look") if value is None else Verdict(number(value, kind), "ok" if fine(value) else "look")
+    def limited(
+        value: float | None, kind: Kind, fine: Callable[[float], bool], absent: str
+    ) -> Verdict:
+        return (
+            Verdict(absent, "look")
+            if value is None
+            else Verdict(number(value, kind), "ok" if fine(value) else "look")
+        )
 
     return [
         row(
@@ -78,12 +97,19 @@ def judge_check(place: int, judge: Network, vacuous: bool) -> dict[str, Any]:
     right = judge.accuracy.test
     status: Status = "look" if right < WEAK_EVALUATOR else "void" if vacuous else "ok"
     meaning = f"Share of held-out private pictures this judge ({judge.model}) names correctly. A weak judge overlooks leaks."
-    return {"name": f"Judge {place} itself", "meaning": meaning, "cells": [Verdict(number(right, "percent"), status)]}
+    return {
+        "name": f"Judge {place} itself",
+        "meaning": meaning,
+        "cells": [Verdict(number(right, "percent"), status)],
+    }
 
 
 def picture_tables(study: Study, picture_bytes: int) -> list[list[int]]:
     """Places of the people shown, as many as `picture_bytes` allow: a first table, then tables for the rest; chosen by place, never by success."""
-    largest = max(math.prod(min(side, LARGEST) if i else side for i, side in enumerate(e.rebuilt.shape[2:])) for e in study.shown)
+    largest = max(
+        math.prod(min(side, LARGEST) if i else side for i, side in enumerate(e.rebuilt.shape[2:]))
+        for e in study.shown
+    )
     # 4/3 for base64, and the table's own text.
     column = (len(study.shown) + 1) * (largest * 4 / 3 + 200)
     people = len(study.first.identities)
@@ -104,9 +130,16 @@ def cell(entry: Entry, identity: str) -> dict[str, Any] | None:
     if identity not in verdicts:
         return None
     place = list(verdicts).index(identity)
-    return {"picture": picture(entry.rebuilt[place, 0]), "verdicts": verdicts[identity], "partial": identity in entry.facts.partial}
+    return {
+        "picture": picture(entry.rebuilt[place, 0]),
+        "verdicts": verdicts[identity],
+        "partial": identity in entry.facts.partial,
+    }
 
 
 def recognised(verdicts: Sequence[bool]) -> str:
     """Verdicts as words, for readers who cannot see the marks."""
-    return ", ".join(f"judge {place} {'recognises' if yes else 'does not recognise'} it" for place, yes in enumerate(verdicts, 1))
+    return ", ".join(
+        f"judge {place} {'recognises' if yes else 'does not recognise'} it"
+        for place, yes in enumerate(verdicts, 1)
+    )

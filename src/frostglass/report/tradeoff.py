@@ -8,7 +8,19 @@ from markupsafe import Markup
 
 from frostglass.report.arrange import Aim, Study, distinct
 from frostglass.report.charts import number, span
-from frostglass.report.plot import BOTTOM, TOP, Point, Series, dashed, drawing, frame, marked, named_settings, ticks, x_of
+from frostglass.report.plot import (
+    BOTTOM,
+    TOP,
+    Point,
+    Series,
+    dashed,
+    drawing,
+    frame,
+    marked,
+    named_settings,
+    ticks,
+    x_of,
+)
 
 FEWEST = 3  # models; two are compared in a sentence
 
@@ -18,15 +30,25 @@ def tradeoff(study: Study) -> Markup:
     if len(study.aims) < FEWEST:
         return Markup("")
     low, high = _range([aim.accuracy for aim in study.aims])
-    levels = sorted({aim.strongest.facts.prior_only[aim.strongest.strictest].value for aim in study.aims})
-    return drawing(_spoken(study), _axes(low, high), _guessing(levels), _series(study, low, high), [_y(level) for level in levels])
+    levels = sorted(
+        {aim.strongest.facts.prior_only[aim.strongest.strictest].value for aim in study.aims}
+    )
+    return drawing(
+        _spoken(study),
+        _axes(low, high),
+        _guessing(levels),
+        _series(study, low, high),
+        [_y(level) for level in levels],
+    )
 
 
 def _series(study: Study, low: float, high: float) -> list[Series]:
     """Models that differ in nothing but their defense's strength, together."""
     groups: dict[str, list[Aim]] = {}
     for aim in study.aims:
-        groups.setdefault(json.dumps([aim.kind, aim.strongest.defense, _choices(aim)]), []).append(aim)
+        groups.setdefault(json.dumps([aim.kind, aim.strongest.defense, _choices(aim)]), []).append(
+            aim
+        )
     heads = [members[0] for members in groups.values()]
     names = distinct([head.strongest.defense for head in heads], [_choices(head) for head in heads])
     return marked(
@@ -42,7 +64,14 @@ def _choices(aim: Aim) -> dict[str, Any]:
 
 def _point(aim: Aim, low: float, high: float) -> Point:
     leak = aim.strongest.leak
-    return Point(x_of(aim.accuracy, low, high), _y(leak.value), _y(leak.low), _y(leak.high), _said(aim), aim.vacuous)
+    return Point(
+        x_of(aim.accuracy, low, high),
+        _y(leak.value),
+        _y(leak.low),
+        _y(leak.high),
+        _said(aim),
+        aim.vacuous,
+    )
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -66,7 +95,11 @@ def _guessing(levels: Sequence[float]) -> str:
     """What random pictures reach: a dashed line, or the lowest and the highest where the strictest judges of the models differ."""
     rows = [_y(level) for level in levels]
     alike = f"{rows[0]:.1f}" == f"{rows[-1]:.1f}"
-    said = number(levels[-1], "percent") if alike else f"{number(levels[0], 'points')}–{number(levels[-1], 'percent')}"
+    said = (
+        number(levels[-1], "percent")
+        if alike
+        else f"{number(levels[0], 'points')}–{number(levels[-1], 'percent')}"
+    )
     return dashed(rows, "guessing", said)
 
 
@@ -77,6 +110,7 @@ def _said(aim: Aim) -> str:
 
 
 def _spoken(study: Study) -> str:
-    return f"Accuracy on held-out pictures and share of people recognised, for {len(study.aims)} models. " + "; ".join(
-        map(_said, study.aims)
+    return (
+        f"Accuracy on held-out pictures and share of people recognised, for {len(study.aims)} models. "
+        + "; ".join(map(_said, study.aims))
     )

@@ -10,14 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.features.view import Ability, FeatureView
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, RunError
-from frostglass.files import Work
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.registry import Registry
-from frostglass.runtime import frozen
-from frostglass.types import Reconstructions
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.parameters import parameters
+from frostglass.core.registry import Registry
+from frostglass.core.types import Reconstructions
+from frostglass.core.views import Ability, FeatureView
+from frostglass.runtime.freezing import frozen
+from frostglass.store.files import Work
 
 feature_attacks = Registry("feature attack", "frostglass.attacks.features")
 ALIKE = 1e-10  # of its own size: a feature that differs from the mean by less is the same as everybody's
@@ -77,14 +77,18 @@ class Ledger:
         self._settle()
         return sum(self._asked.values())
 
-    def save(self, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] = {}) -> None:
+    def save(
+        self, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] = {}
+    ) -> None:
         self._settle()
         self._work.save(name, tensors, {**values, "asked": dict(self._asked)})
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         self._settle()
         if saved := self._work.load(name):
-            for part, asked in saved[1]["asked"].items():  # a part that was under way at one checkpoint has gone further at another
+            for part, asked in saved[1][
+                "asked"
+            ].items():  # a part that was under way at one checkpoint has gone further at another
                 self._asked[part] = max(asked, self._asked.get(part, 0))
         return saved
 
@@ -120,7 +124,9 @@ class FeatureAttack:
 
     name: ClassVar[str]
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
-    embeds: ClassVar[bool] = False  # whether its latents are embeddings of people, by which it is judged
+    embeds: ClassVar[bool] = (
+        False  # whether its latents are embeddings of people, by which it is judged
+    )
 
     @property
     def tries(self) -> int:
@@ -158,17 +164,25 @@ class FeatureAttack:
         """How much there is to do for so many victim pictures, for whoever wants to know how long it will take."""
         raise TypeError(f"{type(self).__name__} must define effort()")
 
-    def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
-        """Everything that keeps this attack from running with this view and knowledge; nothing is computed."""
-        return knowledge.lacking(self.needs, self.name)
+    def problems(self, view: FeatureView, assets: Assets) -> list[str]:
+        """Everything that keeps this attack from running with this view and assets; nothing is computed."""
+        return assets.missing(self.needs, self.name)
 
-    def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
+    def rebuild(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
         """Pictures for `features` (N, ...), those that were released or a mean of several releases; what is finished is kept in `ledger`."""
         raise TypeError(f"{type(self).__name__} must define rebuild()")
 
 
 def intercept(
-    attack: FeatureAttack, view: FeatureView, knowledge: Knowledge, labels: Tensor, *, seed: int = 0, work: Work | None = None
+    attack: FeatureAttack,
+    view: FeatureView,
+    assets: Assets,
+    labels: Tensor,
+    *,
+    seed: int = 0,
+    work: Work | None = None,
 ) -> Reconstructions:
     """Run an attack on all released features; `labels` (I,) say whose they are, person by person, as many pictures of each.
 
@@ -176,18 +190,18 @@ def intercept(
     a rebuilt picture explains: 1 - ‖F - Enc(x̂)‖² / ‖F - mean F‖², which may be negative; 0 where all features are the same, and there is
     nothing to explain. Networks are left exactly as they were, also after an exception.
     """
-    problems = [*attack.problems(view, knowledge), *_problems(attack, view, labels)]
+    problems = [*attack.problems(view, assets), *_problems(attack, view, labels)]
     if problems:
         raise ConfigError(problems)
     began, ledger = time.perf_counter(), Ledger(work or Work.scratch(), view)
-    prior = knowledge.prior.modules if knowledge.prior else []
-    helpers = [target.module for target in (knowledge.embedder, knowledge.perceptual) if target]
-    amortizer = [knowledge.amortizer] if knowledge.amortizer is not None else []
+    prior = assets.prior.modules if assets.prior else []
+    helpers = [target.module for target in (assets.embedder, assets.perceptual) if target]
+    amortizer = [assets.amortizer] if assets.amortizer is not None else []
     with frozen(view.module, *prior, *helpers, *amortizer):
         features = view.released
         if attack.averaged > 1:
             features = ledger.once("averaged", lambda: _averaged(view, attack.averaged))
-        made = attack.rebuild(view, features, knowledge, seed=seed, ledger=ledger)
+        made = attack.rebuild(view, features, assets, seed=seed, ledger=ledger)
         queries, seconds = ledger.queries, time.perf_counter() - began
         if not made.images.isfinite().all():
             raise RunError(f"{attack.name} put out pictures that are not finite: lower its lr")
@@ -195,12 +209,21 @@ def intercept(
     return _packed(attack, made, explained, labels, queries, seconds)
 
 
-def _packed(attack: FeatureAttack, made: Rebuilt, explained: Tensor, labels: Tensor, queries: int, seconds: float) -> Reconstructions:
+def _packed(
+    attack: FeatureAttack,
+    made: Rebuilt,
+    explained: Tensor,
+    labels: Tensor,
+    queries: int,
+    seconds: float,
+) -> Reconstructions:
     """The pictures of all victims, person by person."""
     rows = made.images.shape[:2]
     broken = torch.zeros(rows, dtype=torch.bool) if made.broken is None else made.broken
     if broken.all():
-        raise RunError(f"{attack.name}: no search came to its end, because the loss was not finite: lower its lr")
+        raise RunError(
+            f"{attack.name}: no search came to its end, because the loss was not finite: lower its lr"
+        )
     latents = made.images.new_zeros(*rows, 0) if made.latents is None else made.latents
     images, latents, confidence, broken = (
         tensor.detach().cpu().unflatten(0, (len(labels), -1)).flatten(1, 2).contiguous()
@@ -215,23 +238,36 @@ def _packed(attack: FeatureAttack, made: Rebuilt, explained: Tensor, labels: Ten
 def _problems(attack: FeatureAttack, view: FeatureView, labels: Tensor) -> list[str]:
     found = []
     if not len(labels) or len(view.released) % len(labels):
-        found.append(f"{len(view.released)} released features for {len(labels)} people: as many pictures of each person are needed")
+        found.append(
+            f"{len(view.released)} released features for {len(labels)} people: as many pictures of each person are needed"
+        )
     missing = [
-        ability for ability in attack.granted if ability not in view.access and not (ability == "encode" and "encoder" in view.access)
+        ability
+        for ability in attack.granted
+        if ability not in view.access and not (ability == "encode" and "encoder" in view.access)
     ]
     if missing:
-        found.append(f"{attack.name} must be granted {', '.join(missing)}: this view grants {', '.join(sorted(view.access)) or 'nothing'}")
+        found.append(
+            f"{attack.name} must be granted {', '.join(missing)}: this view grants {', '.join(sorted(view.access)) or 'nothing'}"
+        )
     return found
 
 
 def _averaged(view: FeatureView, times: int) -> Tensor:
     """The mean of so many releases; exactly the first where all are the same."""
-    return view.released + sum((view.again(number) - view.released for number in range(1, times)), torch.zeros_like(view.released)) / times
+    return (
+        view.released
+        + sum(
+            (view.again(number) - view.released for number in range(1, times)),
+            torch.zeros_like(view.released),
+        )
+        / times
+    )
 
 
 def _explained(view: FeatureView, images: Tensor) -> Tensor:
     """How much of each released feature a rebuilt picture explains, (N, K); looked up for the record, so not counted as queries."""
-    made = view.looked_up(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+    made = view.encode_uncounted(images.flatten(0, 1)).unflatten(0, images.shape[:2])
     spread = (view.released - view.released.mean(0)).flatten(1).square().sum(1)
     told_apart = spread > ALIKE * view.released.flatten(1).square().sum(1)
     missed = (made - view.released[:, None]).flatten(2).square().sum(2)
@@ -243,7 +279,11 @@ def spread_evenly(count: int, wanted: int) -> Tensor:
     return torch.linspace(0, count - 1, wanted).round().long()
 
 
-def cannot_adapt(name: str, adapt: int, knowledge: Knowledge) -> list[str]:
+def cannot_adapt(name: str, adapt: int, assets: Assets) -> list[str]:
     """What keeps an attack from having so many public pictures protected."""
-    there = 0 if knowledge.public is None else len(knowledge.public)
-    return [f"{name}.adapt asks for {adapt} public pictures, and there are {there}: lower it"] if adapt > there else []
+    there = 0 if assets.public is None else len(assets.public)
+    return (
+        [f"{name}.adapt asks for {adapt} public pictures, and there are {there}: lower it"]
+        if adapt > there
+        else []
+    )

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
+from frostglass.attacks.features._learned import Learned, Student, flipped
 from frostglass.attacks.features.base import Ledger, Rebuilt, feature_attacks
-from frostglass.attacks.features.learned import Learned, Student, flipped
-from frostglass.attacks.features.view import FeatureView, in_company
-from frostglass.checks import parameters
-from frostglass.priors.decoder import SMALLEST, DecoderForm, DecoderGame, DecoderNorm
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.runtime import seeded
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.parameters import parameters
+from frostglass.core.views import FeatureView, batch_invariant
+from frostglass.networks.decoder import SMALLEST, DecoderForm, DecoderGame, DecoderNorm
+from frostglass.runtime.seeding import seeded
 
 CRAFTER_LEAVES_OUT: Mapping[str, Any] = {"standardize": False, "flips": False, "validation": 0.0}
 
@@ -50,37 +50,59 @@ class Decoder(Learned):
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "pixel": (
             "as in Crafter's code: pixels alone, its decoder, its norm, 500 epochs",
-            {"form": "crafter", "width": 64, "norm": "batch_norm", "epochs": 500, "batch": 128, **CRAFTER_LEAVES_OUT},
+            {
+                "form": "crafter",
+                "width": 64,
+                "norm": "batch_norm",
+                "epochs": 500,
+                "batch": 128,
+                **CRAFTER_LEAVES_OUT,
+            },
         ),
-        "gan": ("AdvLearn's μ1 > 0: a critic makes pictures sharper, perhaps more like the person", {"adversarial": 0.01}),
-        "perceptual": ("AdvLearn's μ2 = 1: pictures are compared by the layers of a network as well", {"perceptual": 1.0}),
-        "adaptive": ("A1: goes on learning from what the protection makes of public pictures", {"adapt": 512, "adapt_epochs": 70}),
+        "gan": (
+            "AdvLearn's μ1 > 0: a critic makes pictures sharper, perhaps more like the person",
+            {"adversarial": 0.01},
+        ),
+        "perceptual": (
+            "AdvLearn's μ2 = 1: pictures are compared by the layers of a network as well",
+            {"perceptual": 1.0},
+        ),
+        "adaptive": (
+            "A1: goes on learning from what the protection makes of public pictures",
+            {"adapt": 512, "adapt_epochs": 70},
+        ),
     }
 
     @property
     def needs(self) -> frozenset[Asset]:
         return frozenset({"perceptual"} if self.perceptual else ())
 
-    def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
-        found = super().problems(view, knowledge)
+    def problems(self, view: FeatureView, assets: Assets) -> list[str]:
+        found = super().problems(view, assets)
         if self.adversarial and min(view.image_shape[1:]) < SMALLEST:
-            found.append(f"{self.name}.adversarial needs pictures of at least {SMALLEST} pixels a side: set it to 0")
+            found.append(
+                f"{self.name}.adversarial needs pictures of at least {SMALLEST} pixels a side: set it to 0"
+            )
         return found
 
-    def untaught(self, view: FeatureView, knowledge: Knowledge, answer: Sequence[int]) -> tuple[Student, nn.Module]:
+    def untaught(
+        self, view: FeatureView, assets: Assets, answer: Sequence[int]
+    ) -> tuple[Student, nn.Module]:
         game = DecoderGame(
             view.feature_shape, view.image_shape, width=self.width, form=self.form, lr=self.lr, adversarial=self.adversarial,
-            perceptual_weight=self.perceptual, judge=knowledge.perceptual, norm=self.norm, device=view.device,
+            perceptual_weight=self.perceptual, judge=assets.perceptual, norm=self.norm, device=view.device,
         )  # fmt: skip
         return game, game.decoder
 
-    def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
-        public = knowledge.the_public()
+    def rebuild(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
+        public = assets.require_public()
         with seeded(seed, "decoder", "init"):
-            game, decoder = self.untaught(view, knowledge, view.image_shape)
+            game, decoder = self.untaught(view, assets, view.image_shape)
 
         def pictures(places: Tensor, mirrored: Tensor) -> Tensor:
             return view.fit(flipped(public.floats(places), mirrored))
 
         decode = self.taught(game, decoder, view, public, pictures, seed=seed, ledger=ledger)
-        return Rebuilt(in_company(decode, features)[:, None])
+        return Rebuilt(batch_invariant(decode, features)[:, None])

@@ -8,15 +8,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.dice import filled
-from frostglass.attacks.features.base import Effort, FeatureAttack, Ledger, Rebuilt, feature_attacks
+from frostglass.attacks.features._searched import Searched
+from frostglass.attacks.features.base import (
+    Effort,
+    FeatureAttack,
+    Ledger,
+    Rebuilt,
+    feature_attacks,
+)
 from frostglass.attacks.features.decoder import Decoder
 from frostglass.attacks.features.latent import Latent
-from frostglass.attacks.features.searched import Searched
-from frostglass.attacks.features.view import Ability, FeatureView
-from frostglass.checks import parameters
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.runtime import generator_for
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.parameters import parameters
+from frostglass.core.views import Ability, FeatureView
+from frostglass.runtime.batching import padded_rows
+from frostglass.runtime.seeding import generator_for
 
 STARTERS: Mapping[str, type[FeatureAttack]] = {"decoder": Decoder, "latent": Latent}
 
@@ -51,7 +57,10 @@ class Hybrid(Searched):
     smooth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-        "latent": ("begins at the picture of a generator, which looks like a person whatever the encoder forgets", {"start": "latent"}),
+        "latent": (
+            "begins at the picture of a generator, which looks like a person whatever the encoder forgets",
+            {"start": "latent"},
+        ),
         "noise": (
             "begins at noise and wants smooth pictures: what the feature gives away to somebody who knows no faces",
             {"start": "noise", "steps": 500, "lr": 0.02, "smooth": 0.1},
@@ -60,9 +69,13 @@ class Hybrid(Searched):
 
     def __post_init__(self) -> None:
         if self.start == "noise" and self.starter:
-            raise ValueError("starter has parameters, and no attack makes the start 'noise': leave them out, or choose another start")
+            raise ValueError(
+                "starter has parameters, and no attack makes the start 'noise': leave them out, or choose another start"
+            )
         if self.begins is not None and self.begins.averaged != 1:
-            raise ValueError("starter.averaged: the start is made of the same features; set averaged of hybrid itself")
+            raise ValueError(
+                "starter.averaged: the start is made of the same features; set averaged of hybrid itself"
+            )
 
     @property
     def begins(self) -> FeatureAttack | None:
@@ -75,7 +88,11 @@ class Hybrid(Searched):
 
     @property
     def access(self) -> tuple[Ability, ...]:
-        return ("encoder", "protection") if self.begins and "protection" in self.begins.access else ("encoder",)
+        return (
+            ("encoder", "protection")
+            if self.begins and "protection" in self.begins.access
+            else ("encoder",)
+        )
 
     @property
     def needs(self) -> frozenset[Asset]:
@@ -91,29 +108,44 @@ class Hybrid(Searched):
 
     def effort(self, victims: int) -> Effort:
         before = self.begins.effort(victims) if self.begins else Effort()
-        return replace(before, pixels=self.steps * len(filled(victims * self.tries)))
+        return replace(before, pixels=self.steps * len(padded_rows(victims * self.tries)))
 
-    def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
-        return self.begins.problems(view, knowledge) if self.begins else []
+    def problems(self, view: FeatureView, assets: Assets) -> list[str]:
+        return self.begins.problems(view, assets) if self.begins else []
 
-    def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
-        begun = self._begun(view, features, knowledge, seed=seed, ledger=ledger)
+    def rebuild(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
+        begun = self._begun(view, features, assets, seed=seed, ledger=ledger)
 
         def rough(pictures: Tensor, wanted: Tensor) -> Tensor:
-            return self.scale * self.smooth * self.gaps(torch.zeros_like(wanted), wanted) * total_variation(pictures)
+            return (
+                self.scale
+                * self.smooth
+                * self.gaps(torch.zeros_like(wanted), wanted)
+                * total_variation(pictures)
+            )
 
         images, whole = self.searched(
             self.name, view, features.repeat_interleave(self.tries, 0), begun.images.flatten(0, 1), lambda x: x, ledger,
             penalty=rough if self.smooth else None, project=lambda x, _: x.clamp(0, 1),
         )  # fmt: skip
         images, broken = (column.unflatten(0, (-1, self.tries)) for column in (images, ~whole))
-        return Rebuilt(images, begun.latents, broken if begun.broken is None else broken | begun.broken)
+        return Rebuilt(
+            images, begun.latents, broken if begun.broken is None else broken | begun.broken
+        )
 
-    def _begun(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
+    def _begun(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
         if self.begins:
-            return self.begins.rebuild(view, features, knowledge, seed=seed, ledger=ledger)
-        dice = (generator_for(seed, "hybrid", victim) for victim in range(len(features)))
-        return Rebuilt(torch.stack([torch.rand(1, *view.image_shape, generator=die) for die in dice]).to(view.device))
+            return self.begins.rebuild(view, features, assets, seed=seed, ledger=ledger)
+        rng = (generator_for(seed, "hybrid", victim) for victim in range(len(features)))
+        return Rebuilt(
+            torch.stack([torch.rand(1, *view.image_shape, generator=die) for die in rng]).to(
+                view.device
+            )
+        )
 
 
 def total_variation(images: Tensor) -> Tensor:

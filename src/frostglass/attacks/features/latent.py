@@ -10,21 +10,41 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks.dice import filled
-from frostglass.attacks.features.base import Effort, Ledger, Rebuilt, cannot_adapt, feature_attacks, spread_evenly
-from frostglass.attacks.features.learned import copied, put_back
-from frostglass.attacks.features.searched import Searched
-from frostglass.attacks.features.view import CHUNK, Ability, FeatureView, in_company
-from frostglass.attacks.search import OptimizerName
-from frostglass.attacks.start import fresh
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError, RunError
-from frostglass.priors.base import Prior
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.runtime import frozen, generator_for, optimizer_tensors, restore_optimizer, seed_for, under_prefix, with_prefix
+from frostglass.attacks._search.search import OptimizerName
+from frostglass.attacks._search.start import fresh
+from frostglass.attacks.features._learned import copied, put_back
+from frostglass.attacks.features._searched import Searched
+from frostglass.attacks.features.base import (
+    Effort,
+    Ledger,
+    Rebuilt,
+    cannot_adapt,
+    feature_attacks,
+    spread_evenly,
+)
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.views import CHUNK, Ability, FeatureView, batch_invariant
+from frostglass.runtime.batching import padded_rows
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seed_for
+from frostglass.runtime.tensors import (
+    optimizer_tensors,
+    restore_optimizer,
+    under_prefix,
+    with_prefix,
+)
 
 HELD = 0.25  # share of the pictures to adapt to that are held out
-PUBLISHED: Mapping[str, Any] = {"gap": "norm", "scale": 100.0, "coupling": 128, "optimizer": "momentum", "lr": 0.005}
+PUBLISHED: Mapping[str, Any] = {
+    "gap": "norm",
+    "scale": 100.0,
+    "coupling": 128,
+    "optimizer": "momentum",
+    "lr": 0.005,
+}
 
 
 @feature_attacks.register
@@ -76,12 +96,18 @@ class Latent(Searched):
     adapt_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
 
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-        "published": ("as printed: the norm itself, heavy ball, 600 steps, three random starts", {**PUBLISHED, "steps": 600}),
+        "published": (
+            "as printed: the norm itself, heavy ball, 600 steps, three random starts",
+            {**PUBLISHED, "steps": 600},
+        ),
         "amortized": (
             "as the published code goes on from an amortizer's guess: 100 steps, with the critic",
             {**PUBLISHED, "steps": 100, "tries": 1, "start": "amortized", "critic_weight": 100.0},
         ),
-        "adaptive": ("A1: the generator learns from what the protection makes of public pictures", {"adapt": 128}),
+        "adaptive": (
+            "A1: the generator learns from what the protection makes of public pictures",
+            {"adapt": 128},
+        ),
     }
 
     def __post_init__(self) -> None:
@@ -104,58 +130,101 @@ class Latent(Searched):
 
     def effort(self, victims: int) -> Effort:
         held = math.ceil(HELD * self.adapt)
-        looks = self.steps * len(filled(victims * self.tries))
+        looks = self.steps * len(padded_rows(victims * self.tries))
         if self.adapt:
-            turns = [len(filled(self.adapt - held))] * self.adapt_rounds + [len(filled(held))] * (1 + self.adapt_rounds)
-            looks += self.steps * sum(turns) + self.adapt_rounds * self.adapt_epochs * (self.adapt - held)
+            turns = [len(padded_rows(self.adapt - held))] * self.adapt_rounds + [
+                len(padded_rows(held))
+            ] * (1 + self.adapt_rounds)
+            looks += self.steps * sum(turns) + self.adapt_rounds * self.adapt_epochs * (
+                self.adapt - held
+            )
         return Effort(encoded=2 * self.pool if self.adapt else self.pool, through_prior=looks)
 
-    def problems(self, view: FeatureView, knowledge: Knowledge) -> list[str]:
-        found = super().problems(view, knowledge)
-        if (prior := knowledge.prior) is None:
+    def problems(self, view: FeatureView, assets: Assets) -> list[str]:
+        found = super().problems(view, assets)
+        if (prior := assets.prior) is None:
             return found
         if prior.condition:
-            found.append(f"{self.name} knows nothing of a victim, and this prior makes pictures of a given {prior.condition}: use another")
+            found.append(
+                f"{self.name} knows nothing of a victim, and this prior makes pictures of a given {prior.condition}: use another"
+            )
         if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get("resize"):
             sizes = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
             found.append(
-                "the prior makes pictures of {}, the encoder takes {}: train one on such pictures, or set prior.resize".format(*sizes)
+                "the prior makes pictures of {}, the encoder takes {}: train one on such pictures, or set prior.resize".format(
+                    *sizes
+                )
             )
         if self.critic_weight and prior.critic is None:
-            found.append(f"{self.name}.critic_weight is not 0 and the prior has no critic: set it to 0")
+            found.append(
+                f"{self.name}.critic_weight is not 0 and the prior has no critic: set it to 0"
+            )
         if self.adapt == 1:
-            found.append(f"{self.name}.adapt (1) must leave a picture that is not held out: raise it, or set it to 0")
-        return [*found, *cannot_adapt(self.name, self.adapt, knowledge)]
+            found.append(
+                f"{self.name}.adapt (1) must leave a picture that is not held out: raise it, or set it to 0"
+            )
+        return [*found, *cannot_adapt(self.name, self.adapt, assets)]
 
     def gaps(self, made: Tensor, wanted: Tensor) -> Tensor:
         return super().gaps(made, wanted) / (self.coupling**0.5 if self.gap == "norm" else 1)
 
-    def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
-        prior = knowledge.the_prior()
+    def rebuild(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
+        prior = assets.require_prior()
         if self.adapt:
-            prior = self._adapted(view, knowledge, prior, seed=seed, ledger=ledger)
-        start = ledger.once(f"{self.name}-start", lambda: self._starts(view, features, knowledge, prior, self.tries, "start", seed=seed))
+            prior = self._adapted(view, assets, prior, seed=seed, ledger=ledger)
+        start = ledger.once(
+            f"{self.name}-start",
+            lambda: self._starts(view, features, assets, prior, self.tries, "start", seed=seed),
+        )
         rows = features.repeat_interleave(self.tries, 0)
         latents, whole = self._inverted(self.name, view, rows, start.flatten(0, 1), prior, ledger)
-        images = in_company(lambda z: view.fit(prior.images(z)).clamp(0, 1), latents)
-        images, latents, whole = (column.unflatten(0, (-1, self.tries)) for column in (images, latents, whole))
+        images = batch_invariant(lambda z: view.fit(prior.images(z)).clamp(0, 1), latents)
+        images, latents, whole = (
+            column.unflatten(0, (-1, self.tries)) for column in (images, latents, whole)
+        )
         return Rebuilt(images, latents, ~whole)
 
     def _inverted(
-        self, name: str, view: FeatureView, features: Tensor, start: Tensor, prior: Prior, ledger: Ledger
+        self,
+        name: str,
+        view: FeatureView,
+        features: Tensor,
+        start: Tensor,
+        prior: Prior,
+        ledger: Ledger,
     ) -> tuple[Tensor, Tensor]:
         def unreal(pictures: Tensor, wanted: Tensor) -> Tensor:
             return -self.critic_weight / self.coupling * prior.realism(pictures)
 
-        return self.searched(name, view, features, start, prior.images, ledger, penalty=unreal if self.critic_weight else None)
+        return self.searched(
+            name,
+            view,
+            features,
+            start,
+            prior.images,
+            ledger,
+            penalty=unreal if self.critic_weight else None,
+        )
 
     def _starts(
-        self, view: FeatureView, features: Tensor, knowledge: Knowledge, prior: Prior, tries: int, purpose: str, *, seed: int
+        self,
+        view: FeatureView,
+        features: Tensor,
+        assets: Assets,
+        prior: Prior,
+        tries: int,
+        purpose: str,
+        *,
+        seed: int,
     ) -> Tensor:
         """Where the searches of each victim begin, (N, tries, latent)."""
-        fresh_draws = fresh(prior, torch.arange(len(features)), tries, seed=seed, purpose=f"latent {purpose}")
-        if self.start == "amortized" and knowledge.amortizer is not None:
-            guess = in_company(knowledge.amortizer, features)
+        fresh_draws = fresh(
+            prior, torch.arange(len(features)), tries, seed=seed, purpose=f"latent {purpose}"
+        )
+        if self.start == "amortized" and assets.amortizer is not None:
+            guess = batch_invariant(assets.amortizer, features)
             if guess.shape != (len(features), prior.latent):
                 raise ConfigError(
                     f"the amortizer guesses {tuple(guess.shape[1:])} for a feature, and the prior takes latents of {prior.latent}: train it for this prior"
@@ -164,19 +233,26 @@ class Latent(Searched):
             return guess[:, None] + self.noise * fresh_draws
         if not self.pool:
             return fresh_draws
-        pool = torch.randn(self.pool, prior.latent, generator=generator_for(seed, "latent", purpose, "pool")).to(view.device)
+        pool = torch.randn(
+            self.pool, prior.latent, generator=generator_for(seed, "latent", purpose, "pool")
+        ).to(view.device)
         gaps = []
         for part in pool.split(CHUNK):
-            made = view.encode(in_company(prior.images, part))
+            made = view.encode(batch_invariant(prior.images, part))
             gaps.append(torch.stack([self.gaps(made, feature[None]) for feature in features]))
         return pool[torch.cat(gaps, 1).topk(tries, largest=False).indices]
 
-    def _adapted(self, view: FeatureView, knowledge: Knowledge, prior: Prior, *, seed: int, ledger: Ledger) -> Prior:
+    def _adapted(
+        self, view: FeatureView, assets: Assets, prior: Prior, *, seed: int, ledger: Ledger
+    ) -> Prior:
         """The prior with a copy of its generator that has learned what the protection does to public pictures; the prior itself where that would not help."""
-        public = knowledge.the_public()
+        public = assets.require_public()
         pictures = view.fit(public.floats(spread_evenly(len(public), self.adapt)))
         released = ledger.once("protected", lambda: view.protected(pictures))
-        start = ledger.once(f"{self.name}-adapt-start", lambda: self._starts(view, released, knowledge, prior, 1, "adapt", seed=seed)[:, 0])
+        start = ledger.once(
+            f"{self.name}-adapt-start",
+            lambda: self._starts(view, released, assets, prior, 1, "adapt", seed=seed)[:, 0],
+        )
         held = math.ceil(HELD * self.adapt)
         tuned = replace(prior, generator=copy.deepcopy(prior.generator).eval().requires_grad_(True))
         rule = torch.optim.RMSprop(tuned.generator.parameters(), lr=self.adapt_lr)
@@ -185,7 +261,9 @@ class Latent(Searched):
             with frozen(tuned.generator):
                 found, whole = self._inverted(name, view, released[rows], begin, tuned, ledger)
             if not whole.all():
-                raise RunError(f"{self.name}: the search for public pictures broke off while adapting: lower lr")
+                raise RunError(
+                    f"{self.name}: the search for public pictures broke off while adapting: lower lr"
+                )
             return found
 
         def error(name: str) -> float:
@@ -197,7 +275,11 @@ class Latent(Searched):
         done, latents = 0, start[held:]
         if saved := ledger.load("adapted"):
             tensors, values = saved
-            done, least, latents = values["round"], values["error"], tensors["latents"].to(view.device)
+            done, least, latents = (
+                values["round"],
+                values["error"],
+                tensors["latents"].to(view.device),
+            )
             put_back(tuned.generator, under_prefix("generator", tensors))
             restore_optimizer(rule, under_prefix("rule", tensors))
             best = under_prefix("best", tensors)
@@ -205,23 +287,46 @@ class Latent(Searched):
             least, best = error("held"), copied(tuned.generator)
         for number in range(done, self.adapt_rounds):
             latents = search(f"adapt{number}", slice(held, None), latents)
-            self._tune(tuned, rule, view, latents, pictures[held:], seed=seed_for(seed, "adapt", number))
+            self._tune(
+                tuned, rule, view, latents, pictures[held:], seed=seed_for(seed, "adapt", number)
+            )
             if (now := error(f"held{number}")) < least:
                 least, best = now, copied(tuned.generator)
-            kept = with_prefix("generator", copied(tuned.generator)) | with_prefix("rule", optimizer_tensors(rule))
-            ledger.save("adapted", {**kept, **with_prefix("best", best), "latents": latents}, {"round": number + 1, "error": least})
+            kept = with_prefix("generator", copied(tuned.generator)) | with_prefix(
+                "rule", optimizer_tensors(rule)
+            )
+            ledger.save(
+                "adapted",
+                {**kept, **with_prefix("best", best), "latents": latents},
+                {"round": number + 1, "error": least},
+            )
             ledger.progress(
-                number + 1, self.adapt_rounds, f"adapting the generator: error {now:.4g} on pictures held out, best {least:.4g}"
+                number + 1,
+                self.adapt_rounds,
+                f"adapting the generator: error {now:.4g} on pictures held out, best {least:.4g}",
             )
         put_back(tuned.generator, best)
         tuned.generator.requires_grad_(False)
         return tuned
 
-    def _tune(self, tuned: Prior, rule: torch.optim.Optimizer, view: FeatureView, latents: Tensor, pictures: Tensor, *, seed: int) -> None:
+    def _tune(
+        self,
+        tuned: Prior,
+        rule: torch.optim.Optimizer,
+        view: FeatureView,
+        latents: Tensor,
+        pictures: Tensor,
+        *,
+        seed: int,
+    ) -> None:
         """Move the generator so that latents make the pictures they should have stood for."""
         for epoch in range(self.adapt_epochs):
-            order = torch.randperm(len(pictures), generator=generator_for(seed, "order", epoch)).to(view.device)
+            order = torch.randperm(len(pictures), generator=generator_for(seed, "order", epoch)).to(
+                view.device
+            )
             for index in order.split(CHUNK):
                 rule.zero_grad(set_to_none=True)
-                (view.fit(tuned.images(latents[index])) - pictures[index]).square().mean().backward()
+                (
+                    view.fit(tuned.images(latents[index])) - pictures[index]
+                ).square().mean().backward()
                 rule.step()

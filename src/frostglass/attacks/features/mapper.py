@@ -9,17 +9,23 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from frostglass.attacks.features._learned import Learned, Student, chosen_from, flipped
 from frostglass.attacks.features.base import Ledger, Rebuilt, feature_attacks
-from frostglass.attacks.features.learned import Learned, Student, chosen_from, flipped
-from frostglass.attacks.features.view import CHUNK, FeatureView, in_company
-from frostglass.checks import parameters
-from frostglass.errors import ConfigError
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.errors import ConfigError
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Shape
+from frostglass.core.views import CHUNK, FeatureView, batch_invariant
 from frostglass.models.cut import SQUARE
-from frostglass.priors.decoder import channels_first
-from frostglass.priors.embedding import embed, public_centre
-from frostglass.priors.knowledge import Asset, Knowledge
-from frostglass.runtime import optimizer_tensors, restore_optimizer, seeded, under_prefix, with_prefix
-from frostglass.types import Shape
+from frostglass.networks.decoder import channels_first
+from frostglass.networks.embedding import embed, public_centre
+from frostglass.runtime.seeding import seeded
+from frostglass.runtime.tensors import (
+    optimizer_tensors,
+    restore_optimizer,
+    under_prefix,
+    with_prefix,
+)
 
 COARSEST = 4  # pixels a side below which maps are not made smaller
 WIDEST = 8  # times `width`: most channels of a stage
@@ -49,19 +55,32 @@ class Mapper(Learned):
 
     embeds: ClassVar[bool] = True
     variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-        "adaptive": ("A1: goes on learning from what the protection makes of public pictures", {"adapt": 512, "adapt_epochs": 70}),
+        "adaptive": (
+            "A1: goes on learning from what the protection makes of public pictures",
+            {"adapt": 512, "adapt_epochs": 70},
+        ),
     }
 
     @property
     def needs(self) -> frozenset[Asset]:
         return frozenset({"embedder"})
 
-    def untaught(self, view: FeatureView, knowledge: Knowledge, answer: Sequence[int]) -> tuple[Student, nn.Module]:
-        network = build_mapper(view.feature_shape, *answer, width=self.width, hidden=self.hidden, image_shape=view.image_shape)
+    def untaught(
+        self, view: FeatureView, assets: Assets, answer: Sequence[int]
+    ) -> tuple[Student, nn.Module]:
+        network = build_mapper(
+            view.feature_shape,
+            *answer,
+            width=self.width,
+            hidden=self.hidden,
+            image_shape=view.image_shape,
+        )
         return Regression(network.to(view.device), self.lr), network
 
-    def rebuild(self, view: FeatureView, features: Tensor, knowledge: Knowledge, *, seed: int, ledger: Ledger) -> Rebuilt:
-        public, embedder = knowledge.the_public(), knowledge.embedder
+    def rebuild(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
+    ) -> Rebuilt:
+        public, embedder = assets.require_public(), assets.embedder
         if embedder is None:
             raise ConfigError("mapper needs the embedder, and none is given: pass embedder=...")
         centre = public_centre(embedder, public)
@@ -69,16 +88,24 @@ class Mapper(Learned):
         def embeddings(mirrored: bool) -> Tensor:
             parts = torch.arange(len(public)).split(CHUNK)
             sides = (torch.full_like(part, mirrored, dtype=torch.bool) for part in parts)
-            pictures = (flipped(public.floats(part), side) for part, side in zip(parts, sides, strict=True))
+            pictures = (
+                flipped(public.floats(part), side) for part, side in zip(parts, sides, strict=True)
+            )
             return torch.cat([embed(embedder, some, centre) for some in pictures]).to(view.device)
 
         known = [embeddings(False), *([embeddings(True)] if self.flips else [])]
         with seeded(seed, "mapper", "init"):
-            student, network = self.untaught(view, knowledge, known[0].shape[1:])
+            student, network = self.untaught(view, assets, known[0].shape[1:])
         guess = self.taught(
-            student, network, view, public, lambda places, mirrored: chosen_from(known, places, mirrored), seed=seed, ledger=ledger
+            student,
+            network,
+            view,
+            public,
+            lambda places, mirrored: chosen_from(known, places, mirrored),
+            seed=seed,
+            ledger=ledger,
         )
-        persons = F.normalize(in_company(guess, features), dim=1)
+        persons = F.normalize(batch_invariant(guess, features), dim=1)
         nearest = torch.stack([(known[0] @ person).argmax() for person in persons]).cpu()
         return Rebuilt(view.fit(public.floats(nearest))[:, None], persons[:, None])
 
@@ -99,7 +126,9 @@ class Regression:
         return loss.item()
 
     def tensors(self) -> dict[str, Tensor]:
-        return with_prefix("mapper", self._network.state_dict()) | with_prefix("rule", optimizer_tensors(self._rule))
+        return with_prefix("mapper", self._network.state_dict()) | with_prefix(
+            "rule", optimizer_tensors(self._rule)
+        )
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._network.load_state_dict(under_prefix("mapper", dict(tensors)))
@@ -118,11 +147,20 @@ class Beside(nn.Module):
 
 
 def build_mapper(
-    feature_shape: tuple[int, ...], size: int, *, width: int = 64, hidden: int = 512, image_shape: Shape = SQUARE
+    feature_shape: tuple[int, ...],
+    size: int,
+    *,
+    width: int = 64,
+    hidden: int = 512,
+    image_shape: Shape = SQUARE,
 ) -> nn.Sequential:
     """A network that maps features (N, *feature_shape) of pictures of a shape to rows (N, size); draws its weights from torch's global generator."""
-    turned, maps = channels_first(feature_shape, image_shape) if len(feature_shape) == 3 else ([], None)
-    first, numbers = _strided(*maps, width=width) if maps else (nn.Flatten(), math.prod(feature_shape))
+    turned, maps = (
+        channels_first(feature_shape, image_shape) if len(feature_shape) == 3 else ([], None)
+    )
+    first, numbers = (
+        _strided(*maps, width=width) if maps else (nn.Flatten(), math.prod(feature_shape))
+    )
     return nn.Sequential(
         *turned,
         first,
@@ -138,7 +176,13 @@ def _strided(channels: int, high: int, wide: int, *, width: int) -> tuple[nn.Mod
     means, stage = channels, 0
     while stage == 0 or max(high, wide) > COARSEST:
         after = width * min(2**stage, WIDEST)
-        layers += [nn.Conv2d(channels, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [
+            nn.Conv2d(channels, after, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
         channels, high, wide, stage = after, (high + 1) // 2, (wide + 1) // 2, stage + 1
-    beside = Beside(nn.Sequential(*layers, nn.Flatten()), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    beside = Beside(
+        nn.Sequential(*layers, nn.Flatten()), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    )
     return beside, channels * high * wide + means

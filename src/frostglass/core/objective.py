@@ -1,0 +1,58 @@
+"""What an attack minimises, one value per sample: nothing here mixes the samples of a batch."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LossName = Literal["ce", "logit", "margin", "poincare", "aim"]
+
+
+def ce(logits: Tensor, labels: Tensor) -> Tensor:
+    """-ln p_y. Its gradient vanishes once the target is sure."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def logit(logits: Tensor, labels: Tensor) -> Tensor:
+    """-l_y: unbounded below, so it needs something else to hold it."""
+    return -logits.gather(1, labels[:, None])[:, 0]
+
+
+def margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """max_{j≠y} l_j - l_y: goes on pushing when the target is already sure."""
+    own = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.masked_fill(F.one_hot(labels, logits.shape[1]).bool(), -torch.inf)
+    return others.amax(1) - own
+
+
+def poincare(logits: Tensor, labels: Tensor, xi: float = 1e-4) -> Tensor:
+    """Distance in the Poincaré ball between l / ‖l‖₁ and the (shrunken) one-hot label.
+
+    It does not change when the logits are scaled. Both norms are kept inside the ball and the arcosh argument above 1, so that it and
+    its gradient stay finite for all-equal, all-zero and one-hot logits.
+    """
+    u = logits / logits.abs().sum(1, keepdim=True).clamp(min=1e-12)
+    v = (F.one_hot(labels, logits.shape[1]).to(logits.dtype) - xi).clamp(0, 1)
+    inside = (1 - (u**2).sum(1)).clamp(min=1e-6) * (1 - (v**2).sum(1)).clamp(min=1e-9)
+    return torch.acosh((1 + 2 * ((u - v) ** 2).sum(1) / inside).clamp(min=1 + 1e-7))
+
+
+def aimed(logits: Tensor, labels: Tensor, aim: float) -> Tensor:
+    """(ln p_y - ln aim)²: least where the target is as sure as `aim` and no surer."""
+    return (logits.log_softmax(1).gather(1, labels[:, None])[:, 0] - math.log(aim)) ** 2
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": ce,
+    "logit": logit,
+    "margin": margin,
+    "poincare": poincare,
+}
+
+
+def loss_of(name: LossName, logits: Tensor, labels: Tensor, *, aim: float) -> Tensor:
+    """The named loss of each sample; `aim` matters to loss "aim" alone."""
+    return aimed(logits, labels, aim) if name == "aim" else LOSSES[name](logits, labels)

@@ -1,0 +1,217 @@
+"""Networks that were made elsewhere: an ONNX graph, a TorchScript archive, or what a function of the user's returns."""
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostglass.core.errors import ConfigError, FrostglassError, ModelError
+from frostglass.models.base import MODEL_ERRORS, first_line
+from frostglass.models.build import source as code_of
+from frostglass.models.build import users_factory
+from frostglass.models.checkpoint import load_weights
+from frostglass.runtime.seeding import seeded
+
+FILES = ("onnx", "torchscript")
+OPSET = 17  # the newest set of ONNX operators that onnx2torch knows almost all of
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """What stands before and after the colon: "onnx" or "torchscript" and a path, or a module and a function."""
+    kind, _, place = source.partition(":")
+    if not kind or not place:
+        close = (
+            ": did you mean onnx:{0}?"
+            if source.endswith(".onnx")
+            else ": did you mean torchscript:{0}?"
+            if source.endswith(".pt")
+            else ""
+        )
+        raise ValueError(
+            f"source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got {source!r}{close.format(source)}"
+        )
+    return kind, place
+
+
+def files_of(source: str, weights: str | None) -> list[Path]:
+    """The files a network is read from: those of its graph, or the code of its function and its weights."""
+    kind, place = split_source(source)
+    if kind not in FILES:
+        return [Path(path) for path in (code_of(source), weights) if path]
+    path = Path(place)
+    if kind == "torchscript" or not path.is_file():
+        return [path]  # one that is missing is told by whoever reads it
+    outside = {
+        entry.value
+        for tensor in _read_onnx(path, whole=False).graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [path, *(path.parent / name for name in sorted(outside))]
+
+
+def load_network(source: str, weights: str | None = None) -> nn.Module:
+    """The network of a source in evaluation mode and single precision."""
+    kind, place = split_source(source)
+    if kind in FILES and not Path(place).is_file():
+        raise ConfigError(
+            f"no file at {place}: give the path of the generator's {'ONNX' if kind == 'onnx' else 'TorchScript'} file"
+        )
+    made = (
+        _onnx(Path(place))
+        if kind == "onnx"
+        else _torchscript(Path(place))
+        if kind == "torchscript"
+        else _called(source)
+    )
+    if weights:
+        load_weights(made, weights)
+    return made.float().eval()
+
+
+def _called(source: str) -> nn.Module:
+    function = users_factory(*split_source(source))
+    if needed := [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]:
+        raise ConfigError(
+            f"{source} is called without arguments, and wants {', '.join(needed)}: give them defaults"
+        )
+    try:
+        with seeded(0, "generator", source):
+            made = function()
+    except FrostglassError:
+        raise
+    except (*MODEL_ERRORS, OSError) as error:
+        raise ModelError(f"{source} failed: {first_line(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"{source} gave a {type(made).__name__}: expected a torch.nn.Module")
+    return made
+
+
+def _torchscript(path: Path) -> nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # that TorchScript is on its way out is said in the docs, once
+            made = torch.jit.load(path, map_location="cpu")
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"{path} is not a TorchScript archive ({first_line(error).partition('. ')[0]}): save one with torch.jit.trace or torch.jit.script, not with torch.save"
+        ) from error
+    if not all(hasattr(part, "training") for part in made.modules()):
+        raise ModelError(
+            f"{path} was frozen (torch.jit.freeze), so its weights cannot be moved or counted: save it before freezing"
+        )
+    return made
+
+
+def onnx_packages() -> tuple[Any, Any]:
+    """The packages onnx and onnx2torch; imported on demand, because the extra may be missing."""
+    try:
+        import onnx
+        import onnx.version_converter
+        import onnx2torch
+    except ImportError as error:
+        raise ConfigError(
+            f"ONNX files need onnx and onnx2torch ({first_line(error)}): install them with `pip install 'frostglass[onnx]'`"
+        ) from error
+    return onnx, onnx2torch
+
+
+def _read_onnx(path: Path, *, whole: bool = True) -> Any:
+    onnx, _ = onnx_packages()
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.load(path, load_external_data=whole)
+    except (DecodeError, OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{path} is not a whole ONNX file: {first_line(error)}") from error
+
+
+def onnx_latent(path: Path) -> tuple[int, ...] | None:
+    """The shape of one latent as an ONNX file states it; None where it leaves something open."""
+    graph = _read_onnx(path, whole=False).graph
+    inputs = _inputs(graph)
+    sides = (
+        tuple(side.dim_value for side in inputs[0].type.tensor_type.shape.dim)[1:] if inputs else ()
+    )
+    return sides if sides and all(sides) else None
+
+
+def _inputs(graph: Any) -> list[Any]:
+    """What a graph is given; old files list their weights there too."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [given for given in graph.input if given.name not in weights]
+
+
+def _onnx(path: Path) -> nn.Module:
+    graph = _read_onnx(path)
+    for what, values in (("takes", _inputs(graph.graph)), ("gives", graph.graph.output)):
+        if len(values) != 1:
+            names = ", ".join(value.name for value in values) or "nothing"
+            raise ModelError(
+                f"{path} {what} {len(values)} tensors ({names}): export a network that takes latents alone and gives pictures alone"
+            )
+    try:
+        return _converted(graph)
+    except NotImplementedError as error:
+        opset = max((one.version for one in graph.opset_import if not one.domain), default=0)
+        if opset <= OPSET:
+            raise ModelError(
+                f"{path} has an operator that onnx2torch does not know: {first_line(error)}"
+            ) from error
+        return _converted_down(path, graph, opset, first_line(error))
+    except MODEL_ERRORS as error:
+        raise ModelError(f"onnx2torch cannot read {path}: {first_line(error)}") from error
+
+
+def _converted(graph: Any) -> nn.Module:
+    _, onnx2torch = onnx_packages()
+    try:
+        return onnx2torch.convert(_with_plain_names(graph))
+    except NotImplementedError as error:
+        if "BatchNorm operation" not in str(error):
+            raise
+        return onnx2torch.convert(_with_plain_names(_with_free_norms(graph)))
+
+
+def _converted_down(path: Path, graph: Any, opset: int, missing: str) -> nn.Module:
+    """The network of a graph whose operators are too new for onnx2torch, where onnx can express them by older ones."""
+    onnx, _ = onnx_packages()
+    try:
+        return _converted(onnx.version_converter.convert_version(graph, OPSET))
+    except MODEL_ERRORS as error:
+        raise ModelError(
+            f"{path} uses ONNX operators of opset {opset}, which onnx2torch does not know ({missing}) and onnx cannot rewrite ({first_line(error)}): "
+            f"export it by torch.onnx.export(..., dynamo=False, opset_version={OPSET}), or use torchscript: or MODULE:FUNCTION"
+        ) from error
+
+
+def _with_plain_names(graph: Any) -> Any:
+    """The graph with its nodes numbered: onnx2torch writes their names into Python code that is run, and a name may hold anything."""
+    for number, node in enumerate(graph.graph.node):
+        node.name = f"node_{number}"
+    return graph
+
+
+def _with_free_norms(graph: Any) -> Any:
+    """The graph with batch norms for any number of axes, which a graph may leave open: onnx2torch has such a one, and takes it where a node brings the scale."""
+    onnx, _ = onnx_packages()
+    weights = {tensor.name for tensor in graph.graph.initializer}
+    norms = [
+        node
+        for node in graph.graph.node
+        if node.op_type == "BatchNormalization" and node.input[1] in weights
+    ]
+    for number, norm in enumerate(norms):
+        passed = f"scale passed on {number}"
+        graph.graph.node.insert(0, onnx.helper.make_node("Identity", [norm.input[1]], [passed]))
+        norm.input[1] = passed
+    return graph
