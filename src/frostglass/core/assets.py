@@ -1,9 +1,10 @@
-"""What somebody who faces features knows of the world besides them; a protector may know as much as an attacker."""
+"""What an attacker, or a protection, has of the world besides the view."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
@@ -14,32 +15,46 @@ Asset = Literal["prior", "amortizer", "embedder", "perceptual"]
 
 @dataclass(frozen=True)
 class Assets:
-    """`public` pictures of other people, where they are needed, and what was learned from them.
+    """Public images of other people, and what was learned from them.
 
-    `prior` makes pictures from latents; `amortizer` guesses the latent (N, latent) behind a feature of one encoder; `embedder` tells people apart, and its penultimate
-    features are what makes two pictures the same person; `perceptual` is another network, by whose layers pictures are compared.
+    `prior` generates images from latents. `amortizer` predicts the latent (N, latent) behind a
+    feature of one encoder. `embedder` tells people apart: its penultimate features are the
+    embedding. `perceptual` is another network whose layers compare images.
     """
 
     public: Images | None = None
     prior: Prior | None = None
-    amortizer: nn.Module | None = None
+    amortizer: Callable[[Tensor], Tensor] | None = None
     embedder: Target | None = None
     perceptual: Target | None = None
 
-    def missing(self, needed: frozenset[Asset], who: str) -> list[str]:
-        """What is missing for somebody who needs these, in words."""
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Every network among the assets."""
+        targets = [target.module for target in (self.embedder, self.perceptual) if target]
+        amortizer = [self.amortizer] if isinstance(self.amortizer, nn.Module) else []
+        return [*(self.prior.modules if self.prior else []), *targets, *amortizer]
+
+    def missing(self, needs: frozenset[Asset], user: str) -> list[str]:
+        """Describe each needed asset that is missing."""
+        given = {
+            "prior": self.prior,
+            "amortizer": self.amortizer,
+            "embedder": self.embedder,
+            "perceptual": self.perceptual,
+        }
         return [
-            f"{who} needs the {asset}, and none is given: pass {asset}=..."
-            for asset in sorted(needed)
-            if getattr(self, asset) is None
+            f"{user} needs assets.{asset}, got none: pass Assets({asset}=...)"
+            for asset in sorted(needs)
+            if given[asset] is None
         ]
 
     def require_public(self) -> Images:
         if self.public is None or not len(self.public):
-            raise ConfigError("public pictures are needed, and none are given: pass public=...")
+            raise ConfigError("public images are needed, got none: pass Assets(public=...)")
         return self.public
 
     def require_prior(self) -> Prior:
         if self.prior is None:
-            raise ConfigError("a prior is needed, and none is given: pass prior=...")
+            raise ConfigError("a prior is needed, got none: pass Assets(prior=...)")
         return self.prior

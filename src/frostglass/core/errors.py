@@ -1,6 +1,7 @@
-"""Errors say what was expected, what came and what to do, in one line.
+"""Errors that say in one line what was expected, what was given and what to do.
 
-`exit_code` is what the command line returns: 2 for something the user can mend in the call, config or files, 1 for a run that failed.
+The command line returns `exit_code`: 2 if the user can fix the call, config or files, 1 if a run
+failed.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,22 @@ class FrostglassError(ValueError):
 
     exit_code = 2
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, one line each."""
+        return (str(self),)
+
 
 class ConfigError(FrostglassError):
     """A config, parameter or name that cannot be used; `problems` lists every one found."""
 
     def __init__(self, problems: str | Sequence[str]):
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
-        super().__init__("; ".join(self.problems))
+        self._problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("; ".join(self._problems))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._problems
 
 
 class DataError(FrostglassError):

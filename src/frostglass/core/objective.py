@@ -1,4 +1,4 @@
-"""What an attack minimises, one value per sample: nothing here mixes the samples of a batch."""
+"""Losses that attacks minimise: one value per sample, independent of the rest of the batch."""
 
 import math
 from collections.abc import Callable
@@ -12,27 +12,28 @@ LossName = Literal["ce", "logit", "margin", "poincare", "aim"]
 
 
 def ce(logits: Tensor, labels: Tensor) -> Tensor:
-    """-ln p_y. Its gradient vanishes once the target is sure."""
+    """Return -ln p_y. Its gradient vanishes once the target is confident."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def logit(logits: Tensor, labels: Tensor) -> Tensor:
-    """-l_y: unbounded below, so it needs something else to hold it."""
+    """Return -l_y. It is unbounded below, so it needs a regulariser."""
     return -logits.gather(1, labels[:, None])[:, 0]
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """max_{j≠y} l_j - l_y: goes on pushing when the target is already sure."""
+    """Return max_{j≠y} l_j - l_y. Its gradient stays when the target is already confident."""
     own = logits.gather(1, labels[:, None])[:, 0]
     others = logits.masked_fill(F.one_hot(labels, logits.shape[1]).bool(), -torch.inf)
     return others.amax(1) - own
 
 
 def poincare(logits: Tensor, labels: Tensor, xi: float = 1e-4) -> Tensor:
-    """Distance in the Poincaré ball between l / ‖l‖₁ and the (shrunken) one-hot label.
+    """Return the distance in the Poincaré ball between l / ‖l‖₁ and the (shrunken) one-hot label.
 
-    It does not change when the logits are scaled. Both norms are kept inside the ball and the arcosh argument above 1, so that it and
-    its gradient stay finite for all-equal, all-zero and one-hot logits.
+    It is invariant to the scale of the logits. Both norms are kept inside the ball and the arcosh
+    argument above 1, so that value and gradient stay finite for all-equal, all-zero and one-hot
+    logits.
     """
     u = logits / logits.abs().sum(1, keepdim=True).clamp(min=1e-12)
     v = (F.one_hot(labels, logits.shape[1]).to(logits.dtype) - xi).clamp(0, 1)
@@ -41,7 +42,7 @@ def poincare(logits: Tensor, labels: Tensor, xi: float = 1e-4) -> Tensor:
 
 
 def aimed(logits: Tensor, labels: Tensor, aim: float) -> Tensor:
-    """(ln p_y - ln aim)²: least where the target is as sure as `aim` and no surer."""
+    """Return (ln p_y - ln aim)², which is least at a confidence of exactly `aim`."""
     return (logits.log_softmax(1).gather(1, labels[:, None])[:, 0] - math.log(aim)) ** 2
 
 
@@ -54,5 +55,5 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def loss_of(name: LossName, logits: Tensor, labels: Tensor, *, aim: float) -> Tensor:
-    """The named loss of each sample; `aim` matters to loss "aim" alone."""
+    """Return the named loss of each sample; only loss "aim" uses `aim`."""
     return aimed(logits, labels, aim) if name == "aim" else LOSSES[name](logits, labels)

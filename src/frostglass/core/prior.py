@@ -1,8 +1,8 @@
-"""What an attacker knows of the world before touching a target: a generator learned on public images."""
+"""The prior of an attacker: a generator of images, trained on public images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,31 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.types import Shape
 from frostglass.runtime.device import device_of
 
-UNKNOWN = "not known: nobody can check that the attacked people are not among those this generator was trained on"  # info["seen_identities"] of priors made elsewhere
+# info["seen_identities"] of generators trained elsewhere
+UNKNOWN = (
+    "unknown: nobody can check whether the attacked people are among those this generator was "
+    "trained on"
+)
 Condition = Literal["", "label", "hint"]
+
+
+@runtime_checkable
+class _Blocks(Protocol):
+    """A generator with blocks of style layers."""
+
+    style_blocks: int
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A generator of images in [0, 1] from standard normal latents, perhaps with the critic that trained it.
+    """A generator of images in [0, 1] from standard normal latents, perhaps with its critic.
 
-    `critic(images)` (N, 1) is larger the more real an image looks. `saw` holds a hash of every identity whose pictures it was trained on; `tied_to`
-    the key of the target it was fitted to, if any, and `classes` how many classes that has. What the generator takes beside latents is its
-    `condition`: nothing, a class label, or a hint, a row of `hints` (K, ...) for each class. `students` are networks that imitate the target,
-    `features` (2, F) mean and standard deviation of the target's penultimate features on public pictures.
+    `critic(images)` (N, 1) is larger the more real an image looks. `seen_identities` holds a hash
+    of every identity it was trained on. `tied_to` is the key of the target it was fitted to, if
+    any, and `classes` the number of that target's classes. `condition` is what the generator takes
+    beside latents: nothing, a class label, or a hint, a row of `hints` (K, ...) for each class.
+    `students` are networks that imitate the target, `features` (2, F) mean and standard deviation
+    of the target's penultimate features on public images.
     """
 
     generator: nn.Module
@@ -39,6 +52,11 @@ class Prior:
     features: Tensor | None = None
     key: str = ""
 
+    def __repr__(self) -> str:
+        name = self.info.get("method", {}).get("name", type(self.generator).__name__)
+        size = "×".join(map(str, self.image_shape))
+        return f"Prior({name}, latent {self.latent}, images {size})"
+
     @property
     def modules(self) -> list[nn.Module]:
         """Every network of the prior."""
@@ -46,32 +64,32 @@ class Prior:
 
     @property
     def blocks(self) -> int:
-        """How many blocks a StyleGAN2 can be entered at, each with two layers of styles; other generators have none."""
-        return getattr(self.generator, "style_blocks", 0)
+        """Number of blocks of a StyleGAN2, each with two style layers; 0 for other generators."""
+        return self.generator.style_blocks if isinstance(self.generator, _Blocks) else 0
 
     def draw(self, *generators: torch.Generator) -> Tensor:
-        """One latent from each (CPU) generator, (N, latent), on the generator network's device."""
-        return torch.stack(
-            [torch.randn(self.latent, generator=generator) for generator in generators]
-        ).to(device_of(self.generator))
+        """Draw a latent from each (CPU) generator, (N, latent), on the network's device."""
+        latents = torch.stack([torch.randn(self.latent, generator=rng) for rng in generators])
+        return latents.to(device_of(self.generator))
 
     def images(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Pictures for latents (N, latent), float32 in [0, 1], differentiable; a conditional generator makes them for `labels` (N,)."""
+        """Generate images of latents (N, latent), differentiably, given `labels` (N,) if needed."""
         if not self.condition:
             return self.generator(latents)
         if labels is None or (self.condition == "hint" and self.hints is None):
             missing = (
                 "labels"
                 if labels is None
-                else "hints: bind them with dataclasses.replace(prior, hints=frostglass.priors.context.hints_of(prior.info, pictures))"
+                else (
+                    "hints: bind them with dataclasses.replace(prior, hints="
+                    "frostglass.priors.context.hints_of(prior.info, images))"
+                )
             )
-            raise ConfigError(
-                f"the generator makes pictures of a given {self.condition}, and got no {missing}"
-            )
+            raise ConfigError(f"the generator needs a {self.condition} per image, got no {missing}")
         return self.generator(latents, labels if self.hints is None else self.hints[labels])
 
     def realism(self, images: Tensor) -> Tensor:
-        """The critic's opinion of each picture, (N,)."""
+        """Return the critic's score of each image, (N,)."""
         if self.critic is None:
             raise ConfigError("the prior has no critic: set attack.critic_weight to 0")
         return self.critic(images)[:, 0]

@@ -1,10 +1,11 @@
-"""One registry class for every kind of method; a method's name is the name of its file."""
+"""One registry class for every kind of method: built in, from installed packages, or by path."""
 
 import difflib
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from frostglass.core.errors import ConfigError
@@ -13,45 +14,101 @@ M = TypeVar("M")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, and all of them."""
+    """Return a hint for an unknown name: the closest known name, and all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(known)}"
 
 
-class Registry:
-    """Names to methods of one kind, found by importing every module of `package` on first use."""
+def import_path(path: str, kind: str = "method") -> Any:
+    """Import `package.module:Class`."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{kind} {path!r} cannot be imported ({error}): expected package.module:Class of an "
+            "installed package or the current folder"
+        ) from error
 
-    def __init__(self, kind: str, *packages: str):
+
+class Registry:
+    """Maps names to methods of one kind.
+
+    Three sources: modules of `packages` (imported on first use; a method's name is its file's
+    name), entry points of installed packages in the group `frostglass.<kind>s`, and
+    `package.module:Class`. With a `contract`, a method must be a concrete subclass of it.
+    """
+
+    def __init__(self, kind: str, *packages: str, contract: type | None = None):
         self.kind = kind
         self.packages = packages
+        self.contract = contract
+        self.group = f"frostglass.{kind}s"
         self._methods: dict[str, Any] = {}
         self._loaded = False
 
     def register(self, method: M, name: str | None = None) -> M:
-        """Add a method under its file's name; used as a decorator."""
-        name = name or inspect.getmodule(method).__name__.rsplit(".", 1)[-1]  # type: ignore[arg-type, union-attr]
-        if name in self._methods:
+        """Add a method under `name`, by default its file's name; usable as a decorator."""
+        self.check(method)
+        if name is None:
+            module = inspect.getmodule(method)
+            name = "" if module is None else module.__name__.rsplit(".", 1)[-1]
+        if self._methods.get(name, method) is not method:
             raise ConfigError(f"two {self.kind} methods are named {name!r}: rename one")
         self._methods[name] = method
-        method.name = name  # type: ignore[attr-defined]
+        if inspect.isclass(method):
+            method.name = name  # type: ignore[attr-defined]
         return method
 
+    def check(self, method: Any) -> None:
+        """Refuse a class that does not fulfil the contract, naming what is missing."""
+        if self.contract is None:
+            return
+        if not (inspect.isclass(method) and issubclass(method, self.contract)):
+            raise ConfigError(
+                f"{self.kind}: expected a subclass of {self.contract.__module__}."
+                f"{self.contract.__name__}, got {method!r}: inherit from it"
+            )
+        if missing := sorted(getattr(method, "__abstractmethods__", ())):
+            raise ConfigError(
+                f"{self.kind} {method.__name__} lacks {', '.join(missing)}: define each of them"
+            )
+
     def names(self) -> list[str]:
+        """List the names of built-in methods and of those of installed packages."""
         self._load()
         return sorted(self._methods)
 
     def get(self, name: str) -> Any:
+        """Return the method with this name, or the class at `package.module:Class`."""
         self._load()
-        if name not in self._methods:
-            raise ConfigError(f"no {self.kind} named {name!r}: {nearest(name, self._methods)}")
-        return self._methods[name]
+        if name in self._methods:
+            return self._methods[name]
+        if ":" in name:
+            return self._import(name)
+        raise ConfigError(f"no {self.kind} named {name!r}: {nearest(name, self._methods)}")
+
+    def _import(self, path: str) -> Any:
+        method = import_path(path, self.kind)
+        self.check(method)
+        return method
 
     def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True
-            for package in self.packages:
-                for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-                    if not module.name.startswith("_"):
-                        importlib.import_module(f"{package}.{module.name}")
+        if self._loaded:
+            return
+        self._loaded = True
+        for package in self.packages:
+            for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+                if not module.name.startswith("_"):
+                    importlib.import_module(f"{package}.{module.name}")
+        for entry in entry_points(group=self.group):
+            try:
+                method = entry.load()
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(
+                    f"the installed {self.kind} {entry.name!r} ({entry.value}) cannot be imported "
+                    f"({error}): repair or uninstall its package"
+                ) from error
+            self.register(method, entry.name)

@@ -1,4 +1,8 @@
-"""The nouns every part of the package shares: images, splits, targets, views, reconstructions."""
+"""The nouns every part of the package shares: images, splits, targets, reconstructions.
+
+Images are float32, NCHW, in [0, 1] wherever a function takes or returns them. The class `Images`
+stores them as bytes and converts on access.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
+from frostglass.core.display import MAX_ROWS, image_grid, image_tag
 from frostglass.core.errors import DataError
 from frostglass.runtime.hooks import capture
 
@@ -21,9 +27,11 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled pictures held as bytes: `pixels` uint8 (N, C, H, W), `labels` int64 (N,) into `names`, one `sources` entry a picture.
+    """Labelled images stored as bytes.
 
-    `attributes` holds binary attributes (N, A) where the data has them, named by `attribute_names`.
+    `pixels` is uint8 (N, C, H, W), `labels` int64 (N,) indexes `names`, `sources` says where each
+    image came from. `attributes` (N, A) holds binary attributes, if the data has any, named by
+    `attribute_names`.
     """
 
     pixels: Tensor
@@ -36,27 +44,32 @@ class Images:
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
-            raise DataError(
-                f"expected uint8 pixels of shape (N, C, H, W), got {self.pixels.dtype} {tuple(self.pixels.shape)}"
-            )
+            got = f"{self.pixels.dtype} {tuple(self.pixels.shape)}"
+            raise DataError(f"expected uint8 pixels of shape (N, C, H, W), got {got}")
         if not len(self.pixels) == len(self.labels) == len(self.sources):
             raise DataError(
-                f"{len(self.pixels)} pictures, {len(self.labels)} labels and {len(self.sources)} sources: the three must be as many"
+                f"expected as many labels and sources as images, got {len(self.pixels)} images, "
+                f"{len(self.labels)} labels and {len(self.sources)} sources"
             )
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.shape))
+        return f"Images({len(self):,} images of {len(self.names)} people, {size})"
+
     @property
     def shape(self) -> Shape:
-        return tuple(self.pixels.shape[1:])  # type: ignore[return-value]
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
 
     def floats(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """The pictures at `index` as float32 in [0, 1]."""
+        """Return the images at `index` as float32 in [0, 1]."""
         return self.pixels[index].float().div_(255)
 
     def at(self, index: Tensor) -> "Images":
-        """The pictures at `index`, as a set of their own."""
+        """Return the images at `index` as a set of their own."""
         return Images(
             pixels=self.pixels[index],
             labels=self.labels[index],
@@ -69,9 +82,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Split:
-    """Private train, validation and test pictures of the same identities, and public pictures of other ones.
+    """Private train, validation and test images of the same people, public images of others.
 
-    `manifest` holds sizes and content hashes of the four parts. Build one with `make_split`, which checks that nothing overlaps.
+    `manifest` holds sizes and content hashes of the four parts. Build a split with `make_split`,
+    which checks that nothing overlaps.
     """
 
     train: Images
@@ -85,9 +99,14 @@ class Split:
     def classes(self) -> tuple[str, ...]:
         return self.train.names
 
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train)}/{len(self.validation)}/{len(self.test)}"
+        people = f"{len(self.classes)} private people"
+        return f"Split({people}, {sizes} images train/validation/test, {len(self.public)} public)"
+
 
 def match_shape(images: Tensor, image_shape: Shape) -> Tensor:
-    """Pictures of any size, grey or colour, brought to a shape, differentiably."""
+    """Resize images and convert grey to colour or back, differentiably."""
     channels, *size = image_shape
     if images.shape[1] != channels:
         images = (
@@ -104,9 +123,10 @@ def match_shape(images: Tensor, image_shape: Shape) -> Tensor:
 class Target:
     """A trained classifier: any module that maps images in [0, 1] to logits.
 
-    `head` names the last linear layer (its input is the penultimate feature), `taps` the layers a defense or an analysis may read. `cut` is the layer behind
-    which its features leave the device, if it is split between one and a server. With `attributes` its `classes` are attributes, any number of which a
-    picture may have.
+    `head` names the last linear layer; its input is the penultimate feature. `taps` names the
+    layers that a defense or an analysis may read. `cut` is the layer after which features leave
+    the device, if the model is split. With `attributes`, the `classes` are attributes, and an
+    image may have any number of them.
     """
 
     module: nn.Module
@@ -119,31 +139,43 @@ class Target:
     cut: str = ""
     attributes: bool = False
 
-    def view(self, access: Iterable[Capability]) -> "ModelView":
-        """What an attacker granted `access` may touch of this target."""
-        from frostglass.core.views import ModelView  # views are made of targets
+    def view(self, access: Capability | Iterable[Capability]) -> "ModelView":
+        """Return what an attacker with this access may touch."""
+        from frostglass.core.views import ModelView  # imports this module
 
-        return ModelView(self, frozenset([access] if isinstance(access, str) else access))  # type: ignore[list-item]
+        return ModelView(self, frozenset([access] if isinstance(access, str) else access))
 
     def fit(self, images: Tensor) -> Tensor:
-        """Pictures of any size, grey or colour, brought to what this target takes, differentiably."""
+        """Convert images to this target's size and colours, differentiably."""
         return match_shape(images, self.image_shape)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and flattened penultimate features; the module's mode is the caller's business."""
+        """Return logits and flattened penultimate features; the caller sets the module's mode."""
         with capture(self.module, (self.head,), inputs=True) as seen:
             logits = self.module(self.fit(images))
         return logits, seen[self.head].flatten(1)
 
+    def __repr__(self) -> str:
+        kind = "attributes" if self.attributes else "classes"
+        size = "×".join(map(str, self.image_shape))
+        cut = f", cut after {self.cut}" if self.cut else ""
+        accuracy = self.info.get("accuracy", {}).get("test")
+        right = "" if accuracy is None else f", {accuracy:.1%} accurate on test images"
+        name = self.info.get("model", type(self.module).__name__)
+        return f"Target({name}, {len(self.classes)} {kind}, {size}{cut}{right})"
+
 
 @dataclass(frozen=True)
 class Reconstructions:
-    """What an attack found: for each of I attacked identities, K pictures.
+    """The result of an attack: K images for each of I attacked people.
 
-    `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...); `confidence` (I, K) the target's
-    probability of the attacked class; `queries` counts pictures shown to the target, `seconds` is the time spent. Candidates are in the
-    order of the target's liking; `draws` (I, K) says which draw each was and `steps` (I, K) how many steps its search took. `broken` (I, K) marks pictures
-    whose search broke off (a loss that was not finite, a start that was never found), `partial` (I,) identities of whom there are no others: they say little.
+    `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...).
+    `confidence` (I, K) is the target's probability of the attacked class, or the share of the
+    released feature that an image explains. `queries` counts images shown to the target, `seconds`
+    the time spent. On the model surface candidates are sorted by the target's confidence: `draws`
+    (I, K) says which draw each was. `steps` (I, K) counts search steps. `broken` (I, K) marks
+    searches that stopped at a non-finite loss or without a start, `partial` (I,) people with no
+    other candidate.
     """
 
     images: Tensor
@@ -158,10 +190,32 @@ class Reconstructions:
     broken: Tensor | None = None
     partial: Tensor | None = None
 
+    def count(self, mark: Literal["broken", "partial"]) -> int:
+        """Count the images or people that carry a mark."""
+        column = self.broken if mark == "broken" else self.partial
+        return 0 if column is None else int(column.sum())
+
+    def grid(self, people: int | None = None) -> Image.Image:
+        """Return the images as one PIL image: a row per person, a column per candidate."""
+        rows = self.images[:people]
+        return image_grid(rows.flatten(0, 1), columns=rows.shape[1])
+
+    def __repr__(self) -> str:
+        people, candidates = self.images.shape[:2]
+        size = "×".join(map(str, self.images.shape[2:]))
+        work = f"{self.queries:,} queries, {self.seconds:.0f} s"
+        return f"Reconstructions({people} people × {candidates} images of {size}, {work})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>{image_tag(self.grid(MAX_ROWS))}"
+
 
 @dataclass(frozen=True)
 class Halves:
-    """`encoder` maps images in [0, 1] to features (N, *feature_shape), `rest` maps those to logits; they share their weights with the whole network."""
+    """A network cut in two; both halves share their weights with the whole.
+
+    `encoder` maps images in [0, 1] to features (N, *feature_shape), `rest` maps features to logits.
+    """
 
     encoder: nn.Module
     rest: nn.Module

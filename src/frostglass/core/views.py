@@ -1,4 +1,4 @@
-"""The nouns every part of the package shares: images, splits, targets, views, reconstructions."""
+"""Views: what an attacker may ask of a target, or of features that left a device."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -15,11 +15,10 @@ from frostglass.runtime.hooks import noise_drawn, straight_through
 from frostglass.runtime.tensors import weights_digest
 
 
-
 class ModelView:
-    """A target behind a counter: each use must be granted, each picture shown is counted in `queries`.
+    """Restricted access to a target; each image shown to it is counted in `queries`.
 
-    `labels` grants hard labels, `scores` probabilities, `gradients` everything a white-box attacker reads: differentiable logits and
+    `labels` grants hard labels, `scores` probabilities, `gradients` differentiable logits and
     features. `gradients` includes `scores`, and `scores` includes `labels`.
     """
 
@@ -28,43 +27,49 @@ class ModelView:
         target: Target,
         access: frozenset[Capability],
         samples: int = 1,
-        counter: "list[int] | None" = None,
+        counter: list[int] | None = None,
         *,
         straight: bool = False,
     ):
         unknown = sorted(set(access) - set(CAPABILITIES))
         if unknown or not access:
             raise ConfigError(
-                f"access must name some of {', '.join(CAPABILITIES)}; got {', '.join(unknown) or 'nothing'}"
+                f"access must name some of {', '.join(CAPABILITIES)}; "
+                f"got {', '.join(unknown) or 'nothing'}"
             )
         self._target = target
         self.access = access
         self._samples = samples
         self._straight = straight
         self._counter = [0] if counter is None else counter
-        self.key = f"{target.key}:{'+'.join(sorted(access))}" + (
-            f"×{samples}" if samples > 1 else ""
-        )
+        averaged = f"×{samples}" if samples > 1 else ""
+        self.key = f"{target.key}:{'+'.join(sorted(access))}{averaged}"
+
+    def __repr__(self) -> str:
+        return f"ModelView({', '.join(sorted(self.access))}; {self.queries:,} queries)"
 
     def averaged(self, samples: int) -> "ModelView":
-        """This view through the mean logits (or the commonest label) of several passes, for targets that add noise; its queries count here too."""
+        """Return this view through the mean logits (or most frequent label) of several passes.
+
+        For targets that add noise. Both views share one counter of queries.
+        """
         if not isinstance(samples, int) or samples < 1:
             raise ConfigError(f"samples must be a whole number of at least 1, got {samples!r}")
-        return ModelView(
-            self._target,
-            self.access,
-            self._samples * samples,
-            self._counter,
-            straight=self._straight,
-        )
+        samples *= self._samples
+        return ModelView(self._target, self.access, samples, self._counter, straight=self._straight)
 
     def straightened(self) -> "ModelView":
-        """This view with gradients that pass saturating layers as if they were not there; what comes out stays the same."""
+        """Return this view with straight-through gradients at saturating layers; outputs stay."""
         return ModelView(self._target, self.access, self._samples, self._counter, straight=True)
+
+    def grants(self, access: str) -> bool:
+        """Return whether this access is granted, by itself or as part of a stronger one."""
+        included = CAPABILITIES[CAPABILITIES.index(access) :] if access in CAPABILITIES else ()
+        return bool(self.access.intersection(included))
 
     @property
     def target_key(self) -> str:
-        """What names the target alone, whatever is granted of it: its key, or for one that no store made a hash of its weights."""
+        """The key of the target alone, or a hash of its weights if no store produced it."""
         if self._target.key:
             return self._target.key
         return f"weights {weights_digest(self.module).hex()[:24]}"
@@ -79,7 +84,7 @@ class ModelView:
 
     @property
     def module(self) -> nn.Module:
-        """The network, for freezing and counting; attacks query it through this view alone."""
+        """The network, for freezing and counting; attacks must query it through the view."""
         return self._target.module
 
     @property
@@ -91,45 +96,39 @@ class ModelView:
         return self._target.image_shape
 
     def labels(self, images: Tensor) -> Tensor:
-        """The class the target says, (N,)."""
+        """Return the predicted classes, (N,)."""
         with torch.no_grad():
-            return (
-                torch.stack([logits.argmax(1) for logits, _ in self._passes("labels", images)])
-                .mode(0)
-                .values
-            )
+            labels = [logits.argmax(1) for logits, _ in self._passes("labels", images)]
+            return torch.stack(labels).mode(0).values
 
     def scores(self, images: Tensor) -> Tensor:
-        """Class probabilities, (N, K), without gradients."""
+        """Return class probabilities, (N, K), without gradients."""
         with torch.no_grad():
             return self._query("scores", images)[0].softmax(1)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits, (N, K), differentiable with respect to the images."""
+        """Return logits, (N, K), differentiable with respect to the images."""
         return self._query("gradients", images)[0]
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and penultimate features, differentiable with respect to the images."""
+        """Return logits and penultimate features, differentiable with respect to the images."""
         return self._query("gradients", images)
 
     def _query(self, needed: Capability, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and features, averaged over the passes."""
+        """Return logits and features, averaged over the passes."""
         passes = self._passes(needed, images)
         logits, features = next(passes)
         for more_logits, more_features in passes:
             logits, features = logits + more_logits, features + more_features
-        return (
-            (logits, features)
-            if self._samples == 1
-            else (logits / self._samples, features / self._samples)
-        )
+        if self._samples == 1:
+            return logits, features
+        return logits / self._samples, features / self._samples
 
     def _passes(self, needed: Capability, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        if not any(
-            CAPABILITIES.index(granted) >= CAPABILITIES.index(needed) for granted in self.access
-        ):
+        if not self.grants(needed):
             raise AccessError(
-                f"this view grants {', '.join(sorted(self.access))} and not {needed}: ask for it with target.view([{needed!r}])"
+                f"this view grants {', '.join(sorted(self.access))}, not {needed}: ask for it with "
+                f"target.view([{needed!r}])"
             )
         for draw in range(self._samples):
             self._counter[0] += len(images)
@@ -137,23 +136,23 @@ class ModelView:
                 noise_drawn(self.module, draw),
                 straight_through(self.module) if self._straight else nullcontext(),
             ):
-                made = self._target.outputs(images)
-            yield made
+                outputs = self._target.outputs(images)
+            yield outputs
 
 
 Ability = Literal["encode", "encoder", "protection"]
 ABILITIES: tuple[Ability, ...] = ("encode", "encoder", "protection")
-CHUNK = 64  # pictures that are encoded together; a multiple of the batch_multiple, so that a picture's feature is the same in any company
+CHUNK = 64  # images encoded together; a multiple of BATCH_MULTIPLE
 
 
 class FeatureView:
-    """The features that left the device, `released` (N, ...), and what may be asked of it besides; each picture shown counts in `queries`.
+    """The features that left a device, `released` (N, ...), and restricted access to the device.
 
-    `encode` grants the plain features of pictures of one's own, `encoder` the network itself, through which gradients pass, `protection`
-    the features that the device would release for pictures of one's own, and to see those of the same victims released again. `encoder`
-    includes `encode`. `protect(images, number)` is the device's protection; calls with different numbers draw their random numbers apart.
-    `again(number)` releases the victims once more. Pictures of another size, or grey ones for a device that takes colour, are brought to
-    `image_shape`.
+    Each image shown is counted in `queries`. `encode` grants plain features of own images,
+    `encoder` the network itself, differentiable, `protection` the features that the device would
+    release for own images, and further releases of the same victims. `encoder` includes `encode`.
+    `protect(images, number)` is the device's protection; each number has its own random draws.
+    `again(number)` releases the victims once more. Images are converted to `image_shape`.
     """
 
     def __init__(
@@ -172,25 +171,25 @@ class FeatureView:
                 f"access must name some of {', '.join(ABILITIES)}; got {', '.join(unknown)}"
             )
         if released.shape[1:] != halves.feature_shape:
-            shapes = tuple(released.shape[1:]), halves.feature_shape
             raise ConfigError(
-                "released features have the shape {}, and this encoder makes {}: cut the same model at the same layer".format(
-                    *shapes
-                )
+                f"expected released features of shape {halves.feature_shape}, the encoder's, got "
+                f"{tuple(released.shape[1:])}: cut the same model at the same layer"
             )
         if not len(released):
-            raise ConfigError(
-                "no feature was released: at least one picture must be processed to attack anything"
-            )
+            raise ConfigError("no released features to attack, got 0: process at least one image")
         self.queries = 0
         self._halves = halves
         self._protect = protect
         self._again = again
-        self.released = self._sound(released, len(released))
+        self.released = self._checked(released, len(released))
+
+    def __repr__(self) -> str:
+        shape, access = "×".join(map(str, self.feature_shape)), ", ".join(sorted(self.access))
+        return f"FeatureView({len(self.released)} features of {shape}; {access or 'no access'})"
 
     @property
     def module(self) -> nn.Module:
-        """The encoder, for freezing alone; attacks ask it through this view."""
+        """The encoder, for freezing alone; attacks must use it through the view."""
         return self._halves.encoder
 
     @property
@@ -205,74 +204,77 @@ class FeatureView:
     def device(self) -> torch.device:
         return device_of(self.module)
 
+    def grants(self, access: str) -> bool:
+        """Return whether this access is granted, by itself or as part of a stronger one."""
+        return access in self.access or (access == "encode" and "encoder" in self.access)
+
     def fit(self, images: Tensor) -> Tensor:
-        """Pictures as this encoder takes them, differentiably."""
+        """Convert images to the encoder's size and colours, differentiably."""
         if images.ndim != 4 or not len(images):
             raise ConfigError(
-                f"expected pictures (N, C, H, W), at least one, got the shape {tuple(images.shape)}"
+                f"expected images (N, C, H, W), at least one, got the shape {tuple(images.shape)}"
             )
         return match_shape(images.to(self.device), self.image_shape)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Plain features of pictures, without gradients."""
-        self._grant("encode", "encoder")
+        """Return plain features of images, without gradients."""
+        self._require("encode")
         self.queries += len(images)
         return self.encode_uncounted(images)
 
     def features(self, images: Tensor) -> Tensor:
-        """Plain features of pictures, differentiable with respect to the pictures."""
-        self._grant("encoder")
+        """Return plain features of images, differentiable with respect to the images."""
+        self._require("encoder")
         self.queries += len(images)
         return self.module(self.fit(images))
 
     def protected(self, images: Tensor, number: int = 0) -> Tensor:
-        """What the device releases for pictures, without gradients; the plain features where it protects none."""
-        self._grant("protection")
+        """Return what the device releases for images, without gradients."""
+        self._require("protection")
         self.queries += len(images)
-        return (
-            self.encode_uncounted(images)
-            if self._protect is None
-            else self._sound(self._protect(self.fit(images), number), len(images))
-        )
+        if self._protect is None:
+            return self.encode_uncounted(images)
+        return self._checked(self._protect(self.fit(images), number), len(images))
 
     def again(self, number: int) -> Tensor:
-        """The victims' features, released once more; number 0 is what was `released` anyway, and asks for nothing."""
-        self._grant("protection")
+        """Release the victims' features once more; number 0 is `released` and costs no query."""
+        self._require("protection")
         if number == 0:
             return self.released
         self.queries += len(self.released)
-        return (
-            self.released
-            if self._again is None
-            else self._sound(self._again(number), len(self.released))
-        )
+        if self._again is None:
+            return self.released
+        return self._checked(self._again(number), len(self.released))
 
     def encode_uncounted(self, images: Tensor) -> Tensor:
-        """Plain features for the records of a run: neither granted nor counted, so nothing for an attack to learn from."""
+        """Return plain features for the records of a run; not for attacks: nothing is counted."""
         return batch_invariant(lambda part: self.module(self.fit(part)), images)
 
-    def _sound(self, features: Tensor, count: int) -> Tensor:
-        """What a device let out, if it can be that: a protection that breaks must not pass for one that protects."""
-        if features.shape != (count, *self.feature_shape):
+    def _checked(self, features: Tensor, count: int) -> Tensor:
+        """Return released features; a broken protection must not pass for one that protects."""
+        expected = (count, *self.feature_shape)
+        if features.shape != expected:
             raise RunError(
-                f"the device released {tuple(features.shape)} for {count} pictures, expected {(count, *self.feature_shape)}"
+                f"the device released features of shape {tuple(features.shape)} for {count} "
+                f"images, expected {expected}: check its protection"
             )
         if not features.isfinite().all():
             raise RunError(
-                "the device released features that are not finite: look at its protection, or at the network itself"
+                "the device released features that are not finite: check its protection and the "
+                "network"
             )
         return features.detach().to(self.device)
 
-    def _grant(self, *any_of: Ability) -> None:
-        if not self.access & set(any_of):
+    def _require(self, access: Ability) -> None:
+        if not self.grants(access):
             granted = ", ".join(sorted(self.access)) or "the released features alone"
             raise AccessError(
-                f"this view grants {granted} and not {any_of[0]}: name it in the view's access"
+                f"this view grants {granted}, not {access}: name it in the view's access"
             )
 
 
 def batch_invariant(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """What a network makes of rows, a chunk at a time and without gradients; a row's result is the same whatever the others are."""
+    """Apply a network to rows in padded chunks, so that a row's result depends on no other row."""
     with torch.no_grad():
         return torch.cat(
             [network(part[padded_rows(len(part))])[: len(part)] for part in rows.split(CHUNK)]

@@ -1,0 +1,15 @@
+"""Datasets, and the split into private and public images."""
+
+from typing import TYPE_CHECKING
+
+from frostglass.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from frostglass.data._splits import make_split
+    from frostglass.data.base import Dataset, datasets
+    from frostglass.data.digits import Digits
+    from frostglass.data.faces import Faces
+    from frostglass.data.folder import Folder
+    from frostglass.data.mnist import Mnist
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Draws the procedural people: soft-edged shapes, painted back to front on a whole batch at once."""
+"""Drawing the procedural people: soft-edged shapes, painted back to front on whole batches."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Layer = Callable[["Canvas", Values, Values, Tensor, Tensor], None]
 
 
 class Canvas:
-    """A batch of pictures being painted; coordinates run from -1 to 1, y downwards, and edges are one pixel soft."""
+    """A batch of images being painted: coordinates from -1 to 1, y down, edges one pixel soft."""
 
     def __init__(self, count: int, size: int):
         axis = (torch.arange(size) + 0.5) / size * 2 - 1
@@ -24,31 +24,34 @@ class Canvas:
         self.image = torch.zeros(count, 3, size, size)
 
     def rows(self, rows: Tensor) -> "Canvas":
-        """The pictures at `rows` as a canvas of their own."""
+        """Return the images at `rows` as a canvas of their own."""
         part = Canvas(len(rows), self.image.shape[-1])
         part.image = self.image[rows]
         return part
 
     def paint(self, cover: Tensor, colour: Tensor) -> None:
-        """Lay `colour` (N, 3) or (N, 3, H, W) over the picture where `cover` (N, H, W) says so."""
+        """Blend `colour` (N, 3) or (N, 3, H, W) over the images with opacity `cover` (N, H, W)."""
         colour = colour[:, :, None, None] if colour.ndim == 2 else colour
         self.image.lerp_(colour.expand_as(self.image), cover[:, None])
 
     def inside(self, distance: Tensor, softness: float = 1.0) -> Tensor:
-        """Cover of the region where a signed distance is negative."""
+        """Return the cover of the region where a signed distance is negative."""
         return (0.5 - distance / (self.pixel * softness)).clamp_(0, 1)
 
 
 def _ellipse(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Distance to an ellipse to first order; scaling (r - 1) by the shorter axis instead would smear the tips of thin lips and lids."""
+    """Return the first-order distance to an ellipse.
+
+    Scaling (r - 1) by the shorter axis instead would smear the tips of thin lips and lids.
+    """
     along, across = (x + 1e-5) / a, y / b
     radius = (along**2 + across**2).sqrt_()
     slope = ((along / a) ** 2 + (across / b) ** 2).sqrt_()
     return radius * (radius - 1) / slope
 
 
-def _per_picture(values: Values) -> Values:
-    """Scalars as (N, 1, 1) so that they broadcast over pixels; colours stay (N, 3)."""
+def _per_image(values: Values) -> Values:
+    """Reshape scalars to (N, 1, 1), to broadcast over pixels; colours stay (N, 3)."""
     return {
         name: value.float()[:, None, None] if value.ndim == 1 else value
         for name, value in values.items()
@@ -56,8 +59,8 @@ def _per_picture(values: Values) -> Values:
 
 
 def draw(person: Values, mood: Values, size: int) -> Tensor:
-    """Photos of `person` in `mood`, float32 (N, 3, size, size) in [0, 1]."""
-    p, m = _per_picture(person), _per_picture(mood)
+    """Draw photos of `person` in `mood`, float32 (N, 3, size, size) in [0, 1]."""
+    p, m = _per_image(person), _per_image(mood)
     count = len(person["style"])
     canvas = Canvas(count, size)
     _background(canvas, m)
@@ -66,7 +69,7 @@ def draw(person: Values, mood: Values, size: int) -> Tensor:
     u, v = (cos * dx + sin * dy) / m["zoom"], (-sin * dx + cos * dy) / m["zoom"]
 
     def at(depth: float) -> tuple[Tensor, Tensor]:
-        # Parallax: what lies nearer to the viewer moves further when the head turns.
+        # Parallax: nearer parts move further when the head turns.
         return u - m["yaw"] * depth, v - m["pitch"] * depth
 
     style = person["style"]
@@ -90,17 +93,12 @@ def draw(person: Values, mood: Values, size: int) -> Tensor:
 def _some(
     chosen: Tensor, layer: Layer, canvas: "Canvas", p: Values, m: Values, u: Tensor, v: Tensor
 ) -> None:
-    """Paint a layer on the chosen pictures only; most people have no hat."""
+    """Paint a layer only on the chosen images; most people have no hat."""
     rows = chosen.nonzero()[:, 0]
     if len(rows):
         part = canvas.rows(rows)
-        layer(
-            part,
-            {k: t[rows] for k, t in p.items()},
-            {k: t[rows] for k, t in m.items()},
-            u[rows],
-            v[rows],
-        )
+        p, m = ({name: value[rows] for name, value in values.items()} for values in (p, m))
+        layer(part, p, m, u[rows], v[rows])
         canvas.image[rows] = part.image
 
 
@@ -123,28 +121,15 @@ def _body(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
 
 def _hair_behind(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     style = p["style"]
-    afro, long, bob = (
-        style == STYLES.index("afro"),
-        style == STYLES.index("long"),
-        style == STYLES.index("bob"),
-    )
+    afro, long, bob = (style == STYLES.index(name) for name in ("afro", "long", "bob"))
     ripple = p["curl"] * 0.035 * torch.sin(9 * torch.atan2(v, u)) + afro * 0.03 * torch.sin(
         13 * torch.atan2(v + 0.2, u)
     )
-    crown = (
-        _ellipse(
-            u,
-            v + 0.16,
-            p["width"] + p["volume"] + 0.16 * afro,
-            p["height"] * 0.86 + 0.10 * afro + p["volume"] * 0.5,
-        )
-        - ripple
-    )
-    drop = torch.where(
-        long,
-        p["length"],
-        torch.where(bob, 0.30 + 0.2 * p["length"], torch.full_like(p["length"], -9.0)),
-    )
+    wide = p["width"] + p["volume"] + 0.16 * afro
+    tall = p["height"] * 0.86 + 0.10 * afro + p["volume"] * 0.5
+    crown = _ellipse(u, v + 0.16, wide, tall) - ripple
+    short = torch.where(bob, 0.30 + 0.2 * p["length"], torch.full_like(p["length"], -9.0))
+    drop = torch.where(long, p["length"], short)
     curtain = torch.maximum(
         u.abs() - p["width"] - p["volume"] * 0.9 + ripple, torch.maximum(-0.2 - v, v - drop)
     )
@@ -160,12 +145,8 @@ def _ears(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
 
 def _earrings(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     side = u.abs() - p["width"] * 0.98
-    ring = _ellipse(
-        side,
-        v - p["ear"] * 1.25 - 0.03,
-        torch.full_like(p["ear"], 0.040),
-        torch.full_like(p["ear"], 0.045),
-    )
+    a, b = (torch.full_like(p["ear"], length) for length in (0.040, 0.045))
+    ring = _ellipse(side, v - p["ear"] * 1.25 - 0.03, a, b)
     c.paint(c.inside(ring), p["earring_colour"])
 
 
@@ -175,18 +156,14 @@ def _head(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     lit = m["light"] * (m["light_x"] * u / p["width"] + m["light_y"] * v / p["height"])
     round_off = 1.04 - 0.20 * norm.clamp(0, 1.2) ** 4
     c.paint(c.inside(distance), p["skin"][:, :, None, None] * ((1 + lit) * round_off)[:, None])
-    cheek = _ellipse(
-        u.abs() - p["width"] * 0.55,
-        v - 0.17,
-        torch.full_like(p["blush"], 0.13),
-        torch.full_like(p["blush"], 0.09),
-    )
+    a, b = (torch.full_like(p["blush"], length) for length in (0.13, 0.09))
+    cheek = _ellipse(u.abs() - p["width"] * 0.55, v - 0.17, a, b)
     rosy = p["skin"] * torch.tensor([1.0, 0.62, 0.58])
     c.paint(c.inside(cheek, 4) * p["blush"] * c.inside(distance), rosy)
 
 
 def _skull(p: Values, u: Tensor, v: Tensor) -> Tensor:
-    """1 on the outline of the head, less inside."""
+    """Return a norm that is 1 on the outline of the head and less inside."""
     low = (v / p["height"]).clamp(0, 1)
     across = (u / (p["width"] * (1 - p["jaw"] * low**1.5))).abs()
     along = (v / p["height"]).abs()
@@ -205,31 +182,21 @@ def _beard(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     region = torch.where(kind == 2, torch.maximum(chin, head - 0.03), full)
     density = torch.where(kind == 3, 0.38, 0.94) * (kind > 0)
     c.paint(c.inside(region, 1.5) * density, p["hair_colour"] * 0.88)
-    lip = _ellipse(
-        u,
-        v - p["mouth_y"] + p["lip_thick"] + 0.035,
-        p["mouth_width"] * 1.05,
-        torch.full_like(u[:, :1, :1], 0.036),
-    )
+    below = v - p["mouth_y"] + p["lip_thick"] + 0.035
+    lip = _ellipse(u, below, p["mouth_width"] * 1.05, torch.full_like(u[:, :1, :1], 0.036))
     c.paint(c.inside(lip) * p["moustache"] * 0.94, p["hair_colour"] * 0.85)
 
 
 def _freckles(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
     speckle = torch.sin(u * 47 + p["freckle_seed"]) * torch.sin(v * 53 + 2 * p["freckle_seed"])
     band = torch.exp(-(((v - 0.13) / 0.10) ** 2) - (u.abs() - 0.20).abs() ** 2 / 0.03)
-    c.paint(
-        ((speckle - 0.25) * 1.6).clamp(0, 1) * band * 0.8,
-        p["skin"] * torch.tensor([0.70, 0.50, 0.38]),
-    )
+    cover = ((speckle - 0.25) * 1.6).clamp(0, 1) * band * 0.8
+    c.paint(cover, p["skin"] * torch.tensor([0.70, 0.50, 0.38]))
 
 
 def _mole(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
-    mole = _ellipse(
-        u - p["mole_x"],
-        v - p["mole_y"],
-        torch.full_like(p["mole"], 0.026),
-        torch.full_like(p["mole"], 0.026),
-    )
+    radius = torch.full_like(p["mole"], 0.026)
+    mole = _ellipse(u - p["mole_x"], v - p["mole_y"], radius, radius)
     c.paint(c.inside(mole), p["skin"] * 0.30)
 
 
@@ -260,12 +227,8 @@ def _nose(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
         (u - side * p["nose_width"] * 0.50).abs() - 0.020, torch.maximum(p["eye_y"] - v, v - tip)
     )
     c.paint(c.inside(ridge, 1.5) * 0.45, p["skin"] * 0.74)
-    nostrils = _ellipse(
-        u.abs() - p["nose_width"] * 0.50,
-        v - tip - 0.020,
-        p["nose_width"] * 0.24,
-        p["nose_width"] * 0.17,
-    )
+    x, wide = u.abs() - p["nose_width"] * 0.50, p["nose_width"] * 0.24
+    nostrils = _ellipse(x, v - tip - 0.020, wide, p["nose_width"] * 0.17)
     c.paint(c.inside(nostrils) * 0.85, p["skin"] * 0.40)
     shine = _ellipse(
         u + side * 0.012, v - tip + 0.030, p["nose_width"] * 0.40, p["nose_width"] * 0.34
@@ -350,7 +313,7 @@ def _hat(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
 
 
 def _develop(c: Canvas, m: Values) -> Tensor:
-    """Light, colour temperature, contrast and grain over the whole picture."""
+    """Apply light, colour temperature, contrast and grain to the whole image."""
     image = c.image
     falloff = 1 + 0.5 * m["light"] * (m["light_x"] * c.x + m["light_y"] * c.y)
     tint = torch.cat([1 + m["warmth"], torch.ones_like(m["warmth"]), 1 - m["warmth"]], 1)[..., None]

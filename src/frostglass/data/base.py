@@ -1,81 +1,73 @@
-"""What a dataset is: plain parameters and one method that returns a private and a public table of pictures."""
+"""The contract of datasets: plain parameters, and a private and a public table of images."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated, Protocol
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Literal
 
-import torch
-from pydantic import Field
-from torch import Tensor
-
-from frostglass.core.errors import ConfigError
+from frostglass.core.method import Method
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape
 
-datasets = Registry("dataset", "frostglass.data")
+Crop = Literal["centre", "none"]
 
 
-class Dataset(Protocol):
-    """The contract of a registered dataset; a class made with `checks.parameters` that has these fits, and need not inherit.
+class Dataset(Method):
+    """Base of registered datasets.
 
-    `tables` returns (private, public), both of `image_shape` pictures, in the same order at every call. Labels are numbered from 0
-    in each table and `names` are the identities'; a public table without identities has no names and every label -1. Both tables hold
-    all their pictures: `splits.make_split` divides the private one and checks that the two share nobody and nothing.
+    `tables` returns (private, public), both of `image_shape` images, in the same order at every
+    call. Labels count from 0 in each table and `names` are the identities'. A public table without
+    identities has no names, and all its labels are -1. Both tables hold all their images:
+    `make_split` divides the private one and checks that the two share no person and no image.
     """
 
     @property
-    def image_shape(self) -> Shape: ...
+    @abstractmethod
+    def image_shape(self) -> Shape:
+        """Channels, height and width of every image."""
 
-    def tables(self) -> tuple[Images, Images]: ...
+    @abstractmethod
+    def tables(self) -> tuple[Images, Images]:
+        """Read the private and the public images."""
 
+    @abstractmethod
     def counts(self) -> tuple[int, int, int]:
-        """About how many private identities, private pictures and public pictures there are; found without reading a picture."""
-        ...
+        """Estimate private identities, private images and public images, without reading any."""
 
+    @abstractmethod
     def public_people(self) -> list[int]:
-        """About how many pictures there are of each public person who has a name; found without reading a picture."""
-        ...
+        """Estimate the number of images of each named public person, without reading any."""
 
-    def files(self) -> list[Path]:
-        """The files the tables are read from; a result is made anew when one of them changes."""
-        ...
+    def people(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Count the images of each private and public person, if known without reading any."""
+        return {}, {}
+
+    def most_of_one(self) -> int:
+        """Return how many images the private person with the most images has."""
+        identities, images, _ = self.counts()
+        return images // identities
+
+    def crop_mode(self) -> Crop:
+        """Return how images of other shapes are made square; a shipped client does the same."""
+        return "centre"
+
+    def attribute_names(self) -> tuple[str, ...]:
+        """Return the binary attributes that come with the images."""
+        return ()
+
+    def constant_attributes(self) -> tuple[str, ...]:
+        """Return the attributes known to be the same for all private images."""
+        return ()
+
+    def describes_public(self) -> bool:
+        """Return whether attributes, if there are any, come with public images too."""
+        return True
 
 
-Digit = Annotated[int, Field(ge=0, le=9)]
-DigitClasses = Annotated[tuple[Digit, ...], Field(min_length=1)]
-
-
-def check_digits(private: Sequence[int], public: Sequence[int]) -> None:
-    """Refuse classes that are private and public, or that are given twice."""
-    both = sorted(set(private) & set(public))
-    if both:
-        raise ConfigError(
-            f"{listed(both)} in both private_classes and public_classes: an identity is either private or public"
-        )
-    for side, classes in (("private_classes", private), ("public_classes", public)):
-        twice = sorted({digit for digit in classes if list(classes).count(digit) > 1})
-        if twice:
-            raise ConfigError(f"{listed(twice)} given twice in {side}: name each class once")
-
-
-def digit_table(
-    pixels: Tensor, labels: Tensor, digits: Sequence[int], source: str, most: int | None = None
-) -> Images:
-    """The pictures of some digits as a table with one identity a digit, in the order given; at most the first `most` of each."""
-    index = [(labels == digit).nonzero().flatten()[:most] for digit in digits]
-    rows = torch.cat(index)
-    return Images(
-        pixels=pixels[rows],
-        labels=torch.arange(len(digits)).repeat_interleave(
-            torch.tensor([len(one) for one in index])
-        ),
-        names=tuple(f"digit {digit}" for digit in digits),
-        sources=tuple(f"{source} {row}" for row in rows.tolist()),
-    )
+datasets = Registry("dataset", "frostglass.data", contract=Dataset)
 
 
 def listed(items: Iterable[object], most: int = 5) -> str:
-    """The first few items of a list that may be long, and how many more there are."""
+    """Join the first few items of a list that may be long, and say how many more there are."""
     items = list(items)
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more

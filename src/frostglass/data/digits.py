@@ -1,59 +1,37 @@
-"""The handwritten digits that come with scikit-learn: 1797 grey pictures of 8 x 8, no download."""
+"""The handwritten digits of scikit-learn: 1797 grey images of 8 x 8, no download."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from frostglass.core.parameters import parameters
-from frostglass.core.types import Images, Shape
-from frostglass.data import base
-from frostglass.data._images import resized
+from frostglass.core.types import Images
+from frostglass.data._digits import DigitDataset
+from frostglass.data.base import datasets
 
 
-@base.datasets.register
+@datasets.register
 @parameters
-class Digits:
-    """Digits as identities ("digit 3"), one channel, upscaled from 8 x 8 to `size`; about 180 pictures each, none twice.
+class Digits(DigitDataset):
+    """scikit-learn's digits as identities ("digit 3"), one channel, upscaled from 8 x 8 to `size`.
+
+    There are about 180 images of each digit, and none twice.
 
     Args:
-        private_classes, public_classes: the digits on each side; none may be on both.
+        size: pixels a side.
+        private_classes: private digits.
+        public_classes: public digits; none may also be private.
     """
 
-    size: Annotated[int, Field(ge=16, le=128)] = 32
-    private_classes: base.DigitClasses = (0, 1, 2, 3, 4)
-    public_classes: base.DigitClasses = (5, 6, 7, 8, 9)
+    title: ClassVar[str] = "scikit-learn digits"
 
-    def __post_init__(self) -> None:
-        base.check_digits(self.private_classes, self.public_classes)
-
-    @property
-    def image_shape(self) -> Shape:
-        return (1, self.size, self.size)
-
-    def counts(self) -> tuple[int, int, int]:
-        return (
-            len(self.private_classes),
-            180 * len(self.private_classes),
-            180 * len(self.public_classes),
-        )
-
-    def public_people(self) -> list[int]:
-        return [180] * len(self.public_classes)
-
-    def files(self) -> list[Path]:
-        return []
+    def images_each(self) -> int:
+        return 180
 
     def tables(self) -> tuple[Images, Images]:
-        from sklearn.datasets import load_digits  # takes a second to import
+        from sklearn.datasets import load_digits  # slow to import
 
         bundle = load_digits()
-        levels = torch.from_numpy(bundle.images)  # whole numbers 0..16
-        pixels = resized((levels * 255 / 16).round().byte().unsqueeze(1), self.size)
-        labels = torch.from_numpy(bundle.target)
-        private, public = (
-            base.digit_table(pixels, labels, digits, "digits")
-            for digits in (self.private_classes, self.public_classes)
-        )
-        return private, public
+        levels = torch.from_numpy(bundle.images)  # integers 0..16
+        pixels = (levels * 255 / 16).round().byte()
+        return self._tables(pixels, torch.from_numpy(bundle.target), "digits")

@@ -1,7 +1,6 @@
 """The embedded world of procedural faces: no download, no real person."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,15 +10,13 @@ from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
 from frostglass.data._people import ATTRIBUTES, attributes, moods, traits
 from frostglass.data._portrait import draw
-from frostglass.data.base import datasets
+from frostglass.data.base import Dataset, datasets
 
-PUBLIC_START = (
-    1_000_000  # private people are numbered from 0, public ones from here: the two never meet
-)
+PUBLIC_START = 1_000_000  # private people count from 0, public ones from here: they never overlap
 
 
 def photograph(world: int, identities: Tensor, photos: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 (N, 3, size, size) and attributes bool (N, 17) of the given photos of the given people."""
+    """Draw photos of people: pixels uint8 (N, 3, size, size) and attributes bool (N, 17)."""
     pixels, marks = [], []
     for who, shot in zip(identities.split(256), photos.split(256), strict=True):
         person, mood = traits(world, who), moods(world, who, shot)
@@ -30,10 +27,12 @@ def photograph(world: int, identities: Tensor, photos: Tensor, size: int) -> tup
 
 @datasets.register
 @parameters
-class Faces:
-    """Procedural colour faces: an identity fixes skull, eyes, brows, nose, mouth, skin, hair and glasses; a photo varies pose, expression, light, clothes and background.
+class Faces(Dataset):
+    """Procedural colour faces, with 17 binary attributes.
 
-    Drawn by vectorised code, the same for the same numbers on every machine; 17 binary attributes come along.
+    An identity fixes skull, eyes, brows, nose, mouth, skin, hair and glasses. A photo varies pose,
+    expression, light, clothes and background. The same parameters give the same images on every
+    machine.
 
     Args:
         size: pixels a side, 16 to 128.
@@ -44,6 +43,8 @@ class Faces:
         public_images: photos of each public person.
         world: seed of the whole world.
     """
+
+    title: ClassVar[str] = "Procedural faces"
 
     size: Annotated[int, Field(ge=16, le=128)] = 32
     identities: Annotated[int, Field(ge=2, le=PUBLIC_START)] = 40
@@ -58,39 +59,29 @@ class Faces:
         return (3, self.size, self.size)
 
     def counts(self) -> tuple[int, int, int]:
-        return (
-            self.identities,
-            self.identities * self.images,
-            self.public_identities * self.public_images,
-        )
+        public = self.public_identities * self.public_images
+        return self.identities, self.identities * self.images, public
 
     def public_people(self) -> list[int]:
         return [self.public_images] * self.public_identities
-
-    def files(self) -> list[Path]:
-        return []
 
     def attribute_names(self) -> tuple[str, ...]:
         return ATTRIBUTES
 
     def tables(self) -> tuple[Images, Images]:
-        return (
-            self._table(self.first_identity, self.identities, self.images),
-            self._table(PUBLIC_START, self.public_identities, self.public_images),
-        )
+        private = self._table(self.first_identity, self.identities, self.images)
+        return private, self._table(PUBLIC_START, self.public_identities, self.public_images)
 
     def _table(self, first: int, identities: int, images: int) -> Images:
         labels = torch.arange(identities).repeat_interleave(images)
         photos = torch.arange(images).repeat(identities)
         pixels, marks = photograph(self.world, labels + first, photos, self.size)
+        numbers = zip((labels + first).tolist(), photos.tolist(), strict=True)
         return Images(
             pixels=pixels,
             labels=labels,
             names=tuple(f"person {number}" for number in range(first, first + identities)),
-            sources=tuple(
-                f"faces:{self.world}/{first + who}/{shot}"
-                for who, shot in zip(labels.tolist(), photos.tolist(), strict=True)
-            ),
+            sources=tuple(f"faces:{self.world}/{who}/{shot}" for who, shot in numbers),
             attributes=marks,
             attribute_names=ATTRIBUTES,
         )

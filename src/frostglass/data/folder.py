@@ -1,38 +1,52 @@
-"""Your own pictures: a folder of private people and a folder of public ones."""
+"""Your own images: a folder of private people and a folder of public ones."""
 
 import logging
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, NoReturn
+from typing import Annotated, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
 from frostglass.data._attributes import Attributes
 from frostglass.data._images import SUFFIXES, Crop, read_images
-from frostglass.data.base import datasets, listed
+from frostglass.data.base import Dataset, datasets, listed
 
 log = logging.getLogger(__name__)
 
 
 @datasets.register
 @parameters
-class Folder:
-    """Pictures from `private` and `public`, one sub-folder per identity, named after it; `public` may also be a flat folder.
+class Folder(Dataset):
+    """Images from two folders, `private` and `public`, with one sub-folder per identity.
 
-    Pictures in a flat public folder have no identity: the table has no names and every label is -1. A picture may lie deeper inside its
-    identity's folder; links to folders in there are not followed. Order is by name. Hidden files and folders are passed over, files
-    without an image suffix are passed over with a logged count, and every file with one must decode. Sizes may be mixed: each picture
-    is cropped ("centre": the largest centred square; "none": squeezed whole) and resized to `size`, grey or colour by `channels`.
+    The sub-folder's name is the identity's. `public` may also be a flat folder: its images have no
+    identity, the table has no names and every label is -1. An image may lie deeper inside its
+    identity's folder; links to folders in there are not followed. Images are sorted by name.
+    Hidden files and folders are skipped. Files without an image suffix are skipped with a warning,
+    and every file with one must decode. Images of any size are cropped and resized.
 
-    `attributes` is a table that says of each picture what it shows, for models that tell attributes: CSV with a first line of names, `picture,glasses,smiling`, and
-    a line for each picture with 1 or 0, or CelebA's `list_attr_celeba.txt`. Pictures are named by their path inside `private` or `public`, or by the file's name alone
-    if no other picture on either side has it. Every private picture needs a line; public ones need theirs only if the target's training begins with them (`start`).
+    An attribute table is needed for models that classify attributes. It is CSV with a first line
+    of names, `image,glasses,smiling`, and a line with 1 or 0 for each image, or CelebA's
+    `list_attr_celeba.txt`. It names images by their path inside `private` or `public`, or by the
+    file's name alone if no other image on either side has it. Every private image needs a line;
+    public ones need theirs only if the target's training starts with them (`start`).
+
+    Args:
+        private: folder of private people.
+        public: folder of public people, or of images without identity.
+        size: pixels a side.
+        channels: 1 for grey, 3 for colour.
+        crop: "centre" cuts the largest centred square, "none" squeezes the whole image.
+        attributes: file with the attribute table.
     """
+
+    title: ClassVar[str] = "Image folder"
 
     private: Path
     public: Path
@@ -46,72 +60,80 @@ class Folder:
         return (self.channels, self.size, self.size)
 
     def counts(self) -> tuple[int, int, int]:
-        private, public = _catalogue(self.private), _catalogue(self.public)
+        private, public = self._catalogues()
         return len(private.names), len(private.files), len(public.files)
 
     def public_people(self) -> list[int]:
         public = _catalogue(self.public)
         return [public.labels.count(label) for label in range(len(public.names))]
 
+    def people(self) -> tuple[dict[str, int], dict[str, int]]:
+        private, public = (
+            {
+                side.names[label]: count
+                for label, count in Counter(side.labels).items()
+                if label >= 0
+            }
+            for side in self._catalogues()
+        )
+        return private, public
+
     def most_of_one(self) -> int:
-        """How many pictures the private person with most of them has."""
         return max(Counter(_catalogue(self.private).labels).values())
 
     def files(self) -> list[Path]:
-        return [
-            *_catalogue(self.private).files,
-            *_catalogue(self.public).files,
-            *([self.attributes.expanduser()] if self.attributes else []),
-        ]
+        private, public = self._catalogues()
+        table = [self.attributes.expanduser()] if self.attributes else []
+        return [*private.files, *public.files, *table]
+
+    def crop_mode(self) -> Crop:
+        return self.crop
 
     def attribute_names(self) -> tuple[str, ...]:
-        """The attributes that pictures come with; none without a table of them, and one that does not fit the pictures is refused."""
-        told, *_ = self._told(_catalogue(self.private), _catalogue(self.public))
-        return told
+        return self._attributes(*self._catalogues())[0]
 
     def describes_public(self) -> bool:
-        """Whether public pictures come with attributes."""
-        return self._told(_catalogue(self.private), _catalogue(self.public))[2] is not None
+        return self._attributes(*self._catalogues())[2] is not None
 
     def constant_attributes(self) -> tuple[str, ...]:
-        """Those that all private pictures have, or none: nothing can be learned of them."""
-        names, marks, _ = self._told(_catalogue(self.private), _catalogue(self.public))
-        return (
-            ()
-            if marks is None
-            else tuple(
-                name
-                for name, mark in zip(names, marks.T, strict=True)
-                if mark.all() or not mark.any()
-            )
+        names, private, _ = self._attributes(*self._catalogues())
+        columns = () if private is None else private.T
+        return tuple(
+            name
+            for name, column in zip(names, columns, strict=True)
+            if column.all() or not column.any()
         )
 
     def tables(self) -> tuple[Images, Images]:
-        private, public = _catalogue(self.private), _catalogue(self.public)
+        private, public = self._catalogues()
         for side in (private, public):
-            if side.others:  # told here only: files are listed several times in a run
+            if side.others:  # warn only here: files are listed several times in a run
+                count, some = len(side.others), listed(side.others)
                 log.warning(
-                    "%s: passed over %d files without an image suffix: %s",
-                    side.root,
-                    len(side.others),
-                    listed(side.others),
+                    "%s: skipped %d files without an image suffix: %s", side.root, count, some
                 )
         if not private.names:
             raise DataError(
-                f"{self.private} holds loose pictures: private pictures need one sub-folder per identity, named after it"
+                f"{self.private} holds loose images: private images need one sub-folder per "
+                "identity, named after it"
             )
-        names, ours, theirs = self._told(private, public)  # first: reading pictures takes longer
-        # One call for both sides, so that one error names all bad files.
-        pixels = read_images(
-            private.files + public.files, size=self.size, channels=self.channels, crop=self.crop
+        names, ours, theirs = self._attributes(private, public)  # fail before the slow reading
+        # One call for both sides, so that one error lists all bad files.
+        files = private.files + public.files
+        pixels = read_images(files, size=self.size, channels=self.channels, crop=self.crop)
+        private_pixels, public_pixels = pixels.tensor_split([len(private.files)])
+        return (
+            private.table(private_pixels, ours, names),
+            public.table(public_pixels, theirs, names),
         )
-        parts = pixels[: len(private.files)], pixels[len(private.files) :]
-        return private.table(parts[0], ours, names), public.table(parts[1], theirs, names)
 
-    def _told(
+    def _catalogues(self) -> tuple["_Catalogue", "_Catalogue"]:
+        return _catalogue(self.private), _catalogue(self.public)
+
+    def _attributes(
         self, private: "_Catalogue", public: "_Catalogue"
-    ) -> tuple[tuple[str, ...], torch.Tensor | None, torch.Tensor | None]:
-        """The names of attributes, and which of them private and public pictures have; None without a table, or where it leaves public ones out."""
+    ) -> tuple[tuple[str, ...], Tensor | None, Tensor | None]:
+        """Names of the attributes, and values of private and public images, None if not given."""
         if self.attributes is None:
             return (), None, None
         table = Attributes(self.attributes)
@@ -129,75 +151,77 @@ class _Catalogue(NamedTuple):
     def sources(self) -> list[str]:
         return [file.relative_to(self.root).as_posix() for file in self.files]
 
-    def table(
-        self, pixels: torch.Tensor, attributes: torch.Tensor | None, names: tuple[str, ...]
-    ) -> Images:
+    def table(self, pixels: Tensor, attributes: Tensor | None, names: tuple[str, ...]) -> Images:
         return Images(
-            pixels=pixels, labels=torch.tensor(self.labels), names=tuple(self.names), sources=tuple(self.sources),
-            attributes=attributes, attribute_names=() if attributes is None else names,
-        )  # fmt: skip
+            pixels=pixels,
+            labels=torch.tensor(self.labels),
+            names=tuple(self.names),
+            sources=tuple(self.sources),
+            attributes=attributes,
+            attribute_names=() if attributes is None else names,
+        )
 
 
 def _catalogue(root: Path) -> _Catalogue:
-    """The picture files of one side; no names where the pictures lie loose."""
+    """List the image files of one side; there are no names if the folder is flat."""
     root = root.expanduser()
     if not root.is_dir():
-        raise DataError(
-            f"no folder at {root}: expected one with a sub-folder of pictures per identity"
-        )
+        raise DataError(f"no folder at {root}: expected one with a sub-folder per identity")
     try:
         entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         _refuse(error)
-    folders = [entry for entry in entries if entry.is_dir()]
-    found = {folder: _files(folder) for folder in folders}
+    folders = {entry: _files(entry) for entry in entries if entry.is_dir()}
     loose = [entry for entry in entries if not entry.is_dir()]
-    everything = loose + [file for files in found.values() for file in files]
-    others = [file for file in everything if not _is_picture(file)]
+    everything = loose + [file for files in folders.values() for file in files]
+    others = [file for file in everything if not _is_image(file)]
     if len(others) == len(everything):
         raise DataError(
-            f"no pictures in {root} ({len(others)} other files): expected files ending in {', '.join(sorted(SUFFIXES))}"
+            f"no images in {root} ({len(others)} other files): expected files ending in "
+            f"{', '.join(sorted(SUFFIXES))}"
         )
-    loose = [file for file in loose if _is_picture(file)]
+    loose = [file for file in loose if _is_image(file)]
     if loose and folders:
         raise DataError(
-            f"{root} holds {len(loose)} loose pictures beside its sub-folders: {listed(loose)}; move them into an identity's folder"
+            f"{root} holds {len(loose)} loose images beside its sub-folders: {listed(loose)}. Move "
+            "them into an identity's folder."
         )
     if loose:
         return _Catalogue(root, loose, [-1] * len(loose), [], others)
 
-    pictures = {
-        folder.name: [file for file in files if _is_picture(file)]
-        for folder, files in found.items()
+    images = {
+        folder.name: [file for file in files if _is_image(file)]
+        for folder, files in folders.items()
     }
-    empty = [name for name, files in pictures.items() if not files]
-    if empty:
+    if empty := [name for name, files in images.items() if not files]:
         raise DataError(
-            f"{len(empty)} sub-folders of {root} hold no pictures: {listed(empty)}; fill or remove them"
+            f"{len(empty)} sub-folders of {root} hold no images: {listed(empty)}. Fill or remove "
+            "them."
         )
-    unreadable = [repr(name) for name in pictures if name.encode(errors="replace").decode() != name]
-    if unreadable:
+    if bad := [repr(name) for name in images if name.encode(errors="replace").decode() != name]:
         raise DataError(
-            f"{len(unreadable)} sub-folders of {root} have names that are not UTF-8: {listed(unreadable)}; rename them"
+            f"{len(bad)} sub-folders of {root} have names that are not UTF-8: {listed(bad)}. "
+            "Rename them."
         )
-    files = [file for group in pictures.values() for file in group]
-    labels = [label for label, group in enumerate(pictures.values()) for _ in group]
-    return _Catalogue(root, files, labels, list(pictures), others)
+    files = [file for group in images.values() for file in group]
+    labels = [label for label, group in enumerate(images.values()) for _ in group]
+    return _Catalogue(root, files, labels, list(images), others)
 
 
-def pictures_in(root: Path) -> list[Path]:
-    """Every picture file in a folder, loose or in sub-folders, by name."""
+def image_files(root: Path) -> list[Path]:
+    """List every image file in a folder, loose or in sub-folders, by name."""
     return _catalogue(root).files
 
 
 def _refuse(error: OSError) -> NoReturn:
     raise DataError(
-        f"cannot list {error.filename} ({error.strerror}): the folder of every identity must be readable"
+        f"cannot list {error.filename} ({error.strerror}): the folder of every identity must be "
+        "readable"
     ) from error
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every visible file below `folder`, by name."""
+    """List every visible file below `folder`, by name."""
     files = []
     for place, inner, names in os.walk(folder, onerror=_refuse):
         inner[:] = [name for name in inner if not name.startswith(".")]
@@ -205,5 +229,5 @@ def _files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _is_picture(file: Path) -> bool:
+def _is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES

@@ -1,4 +1,4 @@
-"""The registry of networks, the normalising wrapper, and the one way to try a network without changing it."""
+"""The registry of networks, the normalising wrapper, and a test run that changes nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,44 +17,44 @@ models = Registry("model", "frostglass.models.architectures")
 
 # What torch, timm and torchvision raise for a size or an option they cannot use.
 MODEL_ERRORS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AssertionError,
-    LookupError,
-    AttributeError,
-    ZeroDivisionError,
+    *(RuntimeError, ValueError, TypeError, AssertionError),
+    *(LookupError, AttributeError, ZeroDivisionError),
 )
 
 
 class Preprocess(nn.Module):
-    """Normalise images in [0, 1] by channel, then call `net`. Mean and spread belong to the recipe, so they are no part of the weights."""
+    """Normalise images in [0, 1] by channel, then call `net`.
+
+    Mean and std belong to the recipe of the network, not to its weights.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.net = net
-        self.register_buffer(
-            "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
-        )
-        self.register_buffer(
-            "std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
-        )
+        for name, values in (("mean", mean), ("std", std)):
+            tensor = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(as_seen(self, images))
 
 
 def as_seen(module: nn.Module, images: Tensor) -> Tensor:
-    """Images as the network itself gets them: normalised where it stands in a `Preprocess`."""
+    """Return the images as the network itself gets them: normalised inside a `Preprocess`."""
     return (images - module.mean) / module.std if isinstance(module, Preprocess) else images
 
 
 def inner(module: nn.Module) -> nn.Module:
-    """The network itself, out of its `Preprocess` if it has one."""
+    """Return the network itself, without its `Preprocess`."""
     return module.net if isinstance(module, Preprocess) else module
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the class name of the network itself, for messages."""
+    return type(inner(module)).__name__
 
 
 def check_positive(name: str, **options: Any) -> None:
@@ -69,18 +69,16 @@ def check_positive(name: str, **options: Any) -> None:
 
 
 def noise_images(module: nn.Module, image_shape: Shape, count: int) -> Tensor:
-    """The same few noise images in [0, 1] every time, where the module's weights are."""
+    """Return noise images in [0, 1] on the module's device, the same ones every time."""
     weight = next(module.parameters(), torch.empty(0))
     return torch.rand(count, *image_shape, generator=generator_for(0, "probe")).to(weight.device)
 
 
 def probe(module: nn.Module, images: Tensor) -> Any:
-    """What the module puts out for `images` in evaluation mode, leaving nothing of it changed; refuses NaN and infinity."""
-    name, size = type(inner(module)).__name__, "x".join(map(str, images.shape[1:]))
+    """Return the module's output in evaluation mode, without changing it; refuses NaN."""
+    name, size = class_name(module), "x".join(map(str, images.shape[1:]))
     if any(is_lazy(part) for part in [*module.parameters(), *module.buffers()]):
-        raise ModelError(
-            f"{name} has lazy layers without weights yet: show it one batch of images first"
-        )
+        raise ModelError(f"{name} has lazy layers without weights: run it on a batch of images")
     try:
         with torch.no_grad(), frozen(module):
             output = module(images)
@@ -88,11 +86,12 @@ def probe(module: nn.Module, images: Tensor) -> Any:
         raise ModelError(f"{name} cannot take {size} images: {first_line(error)}") from error
     if isinstance(output, Tensor) and not output.isfinite().all():
         raise ModelError(
-            f"{name} puts out NaN or infinity for {size} images of noise in [0, 1]: its weights, its size or its input range is wrong"
+            f"{name} returns NaN or infinity for {size} images of noise in [0, 1]: check its "
+            "weights, its size and its input range"
         )
     return output
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
-"""Networks by name: built-ins, `timm:NAME`, `torchvision:NAME` and `package.module:function`.
+"""Build networks by name: built-ins, `timm:NAME`, `torchvision:NAME`, `package.module:function`.
 
-Every network starts from a seed. Trained weights come in through `load_weights`, which is strict.
+All weights are initialised from a seed. `load_weights` loads trained ones.
 """
 
 import difflib
@@ -25,14 +25,14 @@ from frostglass.models.base import (
 )
 from frostglass.runtime.seeding import seeded
 
-# Options of timm and torchvision that would contradict the arguments of `build`, or fetch weights and unpickle them.
+# Options of timm and torchvision that contradict the arguments of `build`, or download weights.
 RESERVED = {
     "num_classes": "set `classes`",
     "in_chans": "set `image_shape`",
-    "pretrained": "load weights with load_weights",
-    "pretrained_cfg": "load weights with load_weights",
-    "checkpoint_path": "load weights with load_weights",
-    "weights": "load weights with load_weights",
+    **dict.fromkeys(
+        ("pretrained", "pretrained_cfg", "checkpoint_path", "weights"),
+        "load weights with load_weights",
+    ),
 }
 
 
@@ -46,14 +46,16 @@ def build(
     seed: int,
     **options: Any,
 ) -> nn.Module:
-    """A fresh network that maps images in [0, 1] of `image_shape` to `classes` logits; the same seed gives the same weights.
+    """Build a network that maps images in [0, 1] of `image_shape` to `classes` logits.
 
-    With `mean` and `std` (one value a channel) it normalises its input first. The network is tried once on an image of noise, so a size it
-    cannot take is an error here and not in the middle of training.
+    The seed decides its weights. With `mean` and `std` (one value per channel) it normalises its
+    input first. It is run once on noise, so that a size it cannot take is an error here and not
+    during training.
 
     Args:
         name: a built-in, `timm:NAME`, `torchvision:NAME`, or `package.module:function`.
-        options: what the network takes besides, such as `width`. A function of yours is called with classes, image_shape and these.
+        options: other options of the network, such as `width`. Your own function is called with
+            classes, image_shape and these.
     """
     _check_arguments(name, classes, image_shape, mean, std)
     size = "x".join(map(str, image_shape))
@@ -67,16 +69,16 @@ def build(
                 f"{name} cannot be built for {size} images: {first_line(error)}{_size_hint(name)}"
             ) from error
     if not isinstance(net, nn.Module):
-        raise ModelError(f"{name} gave a {type(net).__name__}: expected a torch.nn.Module")
+        raise ModelError(f"{name} returned a {type(net).__name__}: expected a torch.nn.Module")
     module = net if mean is None or std is None else Preprocess(net, mean, std)
     try:
         logits = probe(module, noise_images(module, image_shape, 1))
     except ModelError as error:
         raise ModelError(f"{name}: {error}{_size_hint(name)}") from error
-    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != (1, classes):
+    output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if output != (1, classes):
         raise ModelError(
-            f"{name} puts out {found} for one {size} image: expected logits of shape (1, {classes})"
+            f"{name} returns {output} for one {size} image: expected logits of shape (1, {classes})"
         )
     return module
 
@@ -92,17 +94,15 @@ def _check_arguments(
         raise ConfigError(
             f"{name}: image_shape must be (channels, height, width), got {tuple(image_shape)}"
         )
-    check_positive(
-        name,
-        classes=classes,
-        **dict(zip(("channels", "height", "width"), image_shape, strict=True)),
-    )
+    channels, height, width = image_shape
+    check_positive(name, classes=classes, channels=channels, height=height, width=width)
     if (mean is None) != (std is None):
         raise ConfigError(f"{name}: give both mean and std, or neither")
     if mean is not None and std is not None:
-        if not len(mean) == len(std) == image_shape[0]:
+        if not len(mean) == len(std) == channels:
             raise ConfigError(
-                f"{name}: {image_shape[0]} channels need as many values, got {len(mean)} of mean and {len(std)} of std"
+                f"{name}: {channels} channels need as many values, got {len(mean)} of mean and "
+                f"{len(std)} of std"
             )
         if min(std) <= 0:
             raise ConfigError(f"{name}: std must be above zero, got {min(std)}")
@@ -113,9 +113,9 @@ def _builder(name: str) -> Callable[..., nn.Module]:
     if not colon:
         return _checked(name, _built_in(name))
     if library == "timm":
-        return lambda **given: _timm(function, **given)
+        return lambda **options: _timm(function, **options)
     if library == "torchvision":
-        return lambda **given: _torchvision(function, **given)
+        return lambda **options: _torchvision(function, **options)
     return _checked(name, users_factory(library, function))
 
 
@@ -130,54 +130,50 @@ def _built_in(name: str) -> Callable[..., nn.Module]:
         ):
             if name in known:
                 raise ConfigError(
-                    f"no model named {name!r}: did you mean '{library}:{name}'? built in: {', '.join(models.names())}"
+                    f"no model named {name!r}: did you mean '{library}:{name}'? built in: "
+                    f"{', '.join(models.names())}"
                 )
     return models.get(name)
 
 
 def users_factory(package: str, function: str) -> Callable[..., nn.Module]:
+    """Import a user's function that builds a network."""
     try:
         module = importlib.import_module(package)
-    except (
-        *MODEL_ERRORS,
-        ImportError,
-        SyntaxError,
-        NameError,
-        OSError,
-    ) as error:  # whatever a user's file may do wrong while it is read
+    except (*MODEL_ERRORS, ImportError, SyntaxError, NameError, OSError) as error:
         raise ConfigError(
             f"cannot import {package!r} for '{package}:{function}': {first_line(error)}"
         ) from error
-    if not callable(getattr(module, function, None)):
-        own = [name for name, value in vars(module).items() if callable(value)]
-        raise ConfigError(f"no function {function!r} in {package!r}{_closest(function, own)}")
-    return getattr(module, function)
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        known = [name for name, value in vars(module).items() if callable(value)]
+        raise ConfigError(f"no function {function!r} in {package!r}{_closest(function, known)}")
+    return factory
 
 
 def source(name: str) -> str | None:
-    """The file that a user's own network is written in; None for networks of this package and of libraries."""
+    """Return the file of a user's network; None for networks of this package and of libraries."""
     package, colon, _ = name.partition(":")
     if not colon or package in ("timm", "torchvision"):
         return None
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # told, with the reason, when the network is built
+    except (ImportError, ValueError):  # reported when the network is built
         return None
     return spec.origin if spec and spec.has_location else None
 
 
 def _checked(name: str, factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The factory, refusing arguments that its signature does not fit before it runs."""
+    """Make the factory refuse arguments that do not match its signature before it runs."""
 
-    def make(**given: Any) -> nn.Module:
+    def make(**options: Any) -> nn.Module:
         signature = inspect.signature(factory)
         try:
-            signature.bind(**given)
+            signature.bind(**options)
         except TypeError as error:
-            raise ConfigError(
-                f"{name}: {first_line(error)}; it takes {', '.join(signature.parameters) or 'nothing'}"
-            ) from error
-        return factory(**given)
+            known = ", ".join(signature.parameters) or "nothing"
+            raise ConfigError(f"{name}: {first_line(error)}; it takes {known}") from error
+        return factory(**options)
 
     return make
 
@@ -189,7 +185,8 @@ def _timm(name: str, *, classes: int, image_shape: Shape, **options: Any) -> nn.
     if not timm.is_model(name):
         raise ConfigError(f"timm has no model named {name!r}{_closest(name, timm.list_models())}")
     channels, height, width = image_shape
-    # Convolutional networks take any size and know no `img_size`; those that fix their size at construction say so in their configuration.
+    # Convolutional networks take any size and have no `img_size`; networks whose size is fixed at
+    # construction say so in their configuration.
     config = timm.get_pretrained_cfg(name)
     if config is not None and config.fixed_input_size:
         options = {"img_size": height if height == width else (height, width), **options}
@@ -202,19 +199,17 @@ def _torchvision(name: str, *, classes: int, image_shape: Shape, **options: Any)
     from torchvision import models as zoo
 
     _refuse_reserved(f"torchvision:{name}", options)
-    if name not in zoo.list_models(module=zoo):
-        raise ConfigError(
-            f"torchvision has no classifier named {name!r}{_closest(name, zoo.list_models(module=zoo))}"
-        )
+    known = zoo.list_models(module=zoo)
+    if name not in known:
+        raise ConfigError(f"torchvision has no classifier named {name!r}{_closest(name, known)}")
     channels, height, width = image_shape
     if channels != 3:
         raise ModelError(
-            f"torchvision:{name} takes 3 channels and not {channels}: use a built-in or a timm network, or load colour images"
+            f"torchvision:{name} takes 3 channels and not {channels}: use a built-in or a timm "
+            "network, or load colour images"
         )
-    if name in (
-        "inception_v3",
-        "googlenet",
-    ):  # their training output would be a tuple, and their old initialiser warns unless chosen
+    # Otherwise they return a tuple in training, and their old initialiser warns.
+    if name in ("inception_v3", "googlenet"):
         options = {"aux_logits": False, "init_weights": True, **options}
     if name.startswith("vit_"):
         if height != width:
@@ -249,21 +244,18 @@ def _refuse_reserved(name: str, options: dict[str, Any]) -> None:
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
-    """A hint where naming everything that is known would fill the screen."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return (
-        f": did you mean {' or '.join(map(repr, close))}?"
-        if close
-        else ": nothing known has a name like it"
-    )
+    """Suggest similar names, where a list of all known ones would be too long."""
+    close = " or ".join(map(repr, difflib.get_close_matches(name, known, n=3, cutoff=0.5)))
+    return f": did you mean {close}?" if close else ": no known name is similar"
 
 
 def _size_hint(name: str) -> str:
-    """What helps with the two families of windowed transformers whose sizes are hard to guess."""
+    """Explain the sizes of two families of windowed transformers, which are hard to guess."""
     if name.startswith("timm:maxvit"):
-        return (
-            "; MaxViT needs a size that its windows divide at every stage, such as 64, 128 or 224"
-        )
+        return "; MaxViT's windows must divide the size at every stage: use 64, 128 or 224"
     if name.startswith("timm:swin"):
-        return "; Swin needs 64 px or more and windows that divide its maps: at 112 or 224 px give window_size=7"
+        return (
+            "; Swin needs 64 px or more and windows that divide its maps: at 112 or 224 px set "
+            "window_size=7"
+        )
     return ""

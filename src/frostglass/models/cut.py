@@ -1,26 +1,26 @@
-"""Split inference: a network cut at a layer into the part that runs on the device and the part that runs on the server."""
+"""Split inference: cut a network at a layer into a part for the device and one for the server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from frostglass.core.errors import ModelError
 from frostglass.core.types import Halves, Shape, Target
-from frostglass.models.base import MODEL_ERRORS, Preprocess, inner, noise_images, probe
+from frostglass.models.base import MODEL_ERRORS, Preprocess, class_name, noise_images, probe
 from frostglass.models.taps import check_layers
 from frostglass.runtime.freezing import frozen
 
 IMAGES = 2
-SQUARE: Shape = (1, 1, 1)  # stands for pictures that are as high as wide
-ROUNDING = 1e-4  # of the largest logit: the two halves may round otherwise than the whole
+SQUARE: Shape = (1, 1, 1)  # stands for images whose height is their width
+ROUNDING = 1e-4  # of the largest logit: the halves may round differently from the whole
 
 
 def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
-    """Cut a network behind the layer named `tap`; the two halves together are the whole, which is tried on noise.
+    """Cut a network behind the layer `tap`, and check on noise that the halves equal the whole.
 
-    Each half has the layers it runs and no others, if the network's Python can be traced. One that cannot is carried whole on both sides. A layer that later ones
-    are led around (by a skip connection) is no place to cut: the server would need more than the feature.
+    Each half has only the layers it runs, if the network can be traced; otherwise both contain the
+    whole network. A layer that a skip connection passes by cannot be cut: the server would need
+    more than the feature.
     """
     tap = layer_name(module, tap)
     check_layers(module, image_shape, taps=(tap,))
@@ -29,40 +29,41 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
     features = probe(encoder, images)
     if features.ndim < 2 or len(features) != IMAGES:
         raise ModelError(
-            f"the layer {tap!r} puts out {tuple(features.shape)} for {IMAGES} images: cut behind a layer that makes one feature an image"
+            f"the layer {tap!r} returns {tuple(features.shape)} for {IMAGES} images: cut behind a "
+            "layer that returns one feature per image"
         )
     whole, joined = probe(module, images), probe(rest, features)
     if isinstance(rest, _From):
-        rest.blank = images.flip(
-            0
-        )  # other pictures in front of the same features must change nothing
-        if not _alike(probe(rest, features), joined):
+        rest.blank = images.flip(0)  # with the same features, other images must change nothing
+        if not _close(probe(rest, features), joined):
             raise ModelError(
-                f"a cut at {tap!r} splits a skip connection: later layers of {type(inner(module)).__name__} also read what came before it; "
-                "cut behind the block that holds it"
+                f"a cut at {tap!r} splits a skip connection: later layers of {class_name(module)} "
+                "also read what comes before it; cut behind the block that contains it"
             )
         rest.blank = None
-    if not _alike(joined, whole):
+    if not _close(joined, whole):
         raise ModelError(
-            f"{type(inner(module)).__name__} cut at {tap!r} answers otherwise than the whole network: cut it behind another layer"
+            f"{class_name(module)} cut at {tap!r} does not compute what the whole network does: "
+            "cut it behind another layer"
         )
     return Halves(encoder, rest, image_shape, tuple(features.shape[1:]), tap)
 
 
 def halves(target: Target) -> Halves:
-    """A target that is meant to be cut, cut."""
+    """Cut a target at its `cut`."""
     if not target.cut:
         raise ModelError(
-            "this target is not cut: name the layer behind which its features leave the device with target.cut"
+            "this target is not cut: name the layer whose features leave the device with target.cut"
         )
     return cut(target.module, target.cut, target.image_shape)
 
 
 def channel_axis(feature_shape: tuple[int, ...], image_shape: Shape = SQUARE) -> int:
-    """Which number of a feature's shape counts its channels: that of a vector (C,), the last of tokens (T, C), the first of maps (C, H, W).
+    """Return the axis of the channels of a feature.
 
-    Some transformers keep the channels of maps last, (H, W, C). That is so where the first two numbers have the proportions of the picture and the last two
-    have not; where all three are alike, channels come first.
+    It is that of a vector (C,), the last of tokens (T, C), and the first of maps (C, H, W). Some
+    transformers use maps (H, W, C): if the first two sizes have the proportions of the image and
+    the last two have not. If all three are equal, channels come first.
     """
     if len(feature_shape) != 3:
         return 1 if len(feature_shape) == 2 else 0
@@ -72,27 +73,24 @@ def channel_axis(feature_shape: tuple[int, ...], image_shape: Shape = SQUARE) ->
 
 
 def layer_name(module: nn.Module, tap: str) -> str:
-    """A layer's name as seen from outside a `Preprocess`, where it stands under `net`."""
+    """Return a layer's name from outside a `Preprocess`, where it begins with `net.`."""
     if not isinstance(tap, str):
         raise ModelError(
             f"expected the name of a layer to cut behind, got {tap!r}: named_modules() lists them"
         )
     known = dict(module.named_modules())
-    return (
-        f"net.{tap}"
-        if tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known
-        else tap
-    )
+    nested = tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known
+    return f"net.{tap}" if nested else tap
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= ROUNDING * other.abs().max())
 
 
 class _Tracer(fx.Tracer):
-    """Looks into every module that is made of others, apart from the one to cut behind."""
+    """Traces into every module that has sub-modules, except the one to cut behind."""
 
-    def __init__(self, tap: str):
+    def __init__(self, tap: str) -> None:
         super().__init__()
         self.tap = tap
 
@@ -105,53 +103,40 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(module: nn.Module, tap: str) -> tuple[nn.Module, nn.Module] | None:
-    """Both halves as graphs; None if the network cannot be traced, or if its second half reads more than the feature."""
+    """Return both halves as graphs; None if tracing fails or the second needs more inputs."""
     try:
-        with frozen(module):  # what a network does in evaluation is what stays in the graphs
+        with frozen(module):  # the graphs keep what the network does in evaluation mode
             first, second = (_Tracer(tap).trace(module) for _ in range(2))
     except (*MODEL_ERRORS, NameError, fx.proxy.TraceError):
         return None
-    return (
-        None
-        if (ends := _ends(first, second, tap)) is None
-        else _graphs(module, first, second, *ends)
-    )
+    end, begin = _node(first, tap), _node(second, tap)
+    return None if end is None or begin is None else _graphs(module, first, second, end, begin)
 
 
-def _ends(first: fx.Graph, second: fx.Graph, tap: str) -> tuple[fx.Node, fx.Node] | None:
-    found = [
-        next(
-            (node for node in graph.nodes if node.op == "call_module" and node.target == tap), None
-        )
-        for graph in (first, second)
-    ]
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+def _node(graph: fx.Graph, tap: str) -> fx.Node | None:
+    calls = (node for node in graph.nodes if node.op == "call_module")
+    return next((node for node in calls if node.target == tap), None)
 
 
 def _graphs(
     module: nn.Module, first: fx.Graph, second: fx.Graph, end: fx.Node, begin: fx.Node
 ) -> tuple[nn.Module, nn.Module] | None:
-    for node in _outputs(first):
+    for node in [node for node in first.nodes if node.op == "output"]:
         first.erase_node(node)
     first.output(end)
     with second.inserting_before(begin):
         feature = second.placeholder("features")
-        own = second.call_method(
-            "clone", (feature,)
-        )  # a layer that works in place must not write into what the caller holds
-    begin.replace_all_uses_with(own)
+        # A layer that works in place must not write into the caller's tensor.
+        copy = second.call_method("clone", (feature,))
+    begin.replace_all_uses_with(copy)
     for graph in (first, second):
         graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    given = [node for node in second.nodes if node.op == "placeholder" and node is not feature]
-    if any(node.users for node in given):
+    inputs = [node for node in second.nodes if node.op == "placeholder" and node is not feature]
+    if any(node.users for node in inputs):
         return None
-    for node in given:
+    for node in inputs:
         second.erase_node(node)
     return fx.GraphModule(module, first, "Encoder"), fx.GraphModule(module, second, "Rest")
-
-
-def _outputs(graph: fx.Graph) -> Iterator[fx.Node]:
-    return (node for node in list(graph.nodes) if node.op == "output")
 
 
 class _Reached(Exception):
@@ -159,18 +144,18 @@ class _Reached(Exception):
 
 
 class _Until(nn.Module):
-    """A network up to a layer, by running it and stopping there."""
+    """A network up to a layer: runs the whole and stops there."""
 
-    def __init__(self, whole: nn.Module, tap: str):
+    def __init__(self, whole: nn.Module, tap: str) -> None:
         super().__init__()
         self.whole = whole
         self.tap = tap
 
     def forward(self, images: Tensor) -> Tensor:
-        seen: list[Tensor] = []
+        outputs: list[Tensor] = []
 
-        def stop(_: nn.Module, args: tuple, output: Any) -> None:
-            seen.append(output)
+        def stop(_: nn.Module, args: Any, output: Tensor) -> None:
+            outputs.append(output)
             raise _Reached
 
         handle = self.whole.get_submodule(self.tap).register_forward_hook(stop)
@@ -180,13 +165,13 @@ class _Until(nn.Module):
             pass
         finally:
             handle.remove()
-        return seen[0]
+        return outputs[0]
 
 
 class _From(nn.Module):
-    """A network from a layer on, by running it on blank pictures and putting the features in their place."""
+    """A network from a layer on: runs the whole on blank images and replaces the features."""
 
-    def __init__(self, whole: nn.Module, tap: str, image_shape: Shape):
+    def __init__(self, whole: nn.Module, tap: str, image_shape: Shape) -> None:
         super().__init__()
         self.whole = whole
         self.tap = tap
@@ -194,14 +179,12 @@ class _From(nn.Module):
         self.blank: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
-        handle = self.whole.get_submodule(self.tap).register_forward_hook(
-            lambda *_: features.clone()
-        )
+        blank = self.blank
+        if blank is None:
+            blank = features.new_zeros(len(features), *self.image_shape)
+        layer = self.whole.get_submodule(self.tap)
+        handle = layer.register_forward_hook(lambda *_: features.clone())
         try:
-            return self.whole(
-                features.new_zeros(len(features), *self.image_shape)
-                if self.blank is None
-                else self.blank
-            )
+            return self.whole(blank)
         finally:
             handle.remove()

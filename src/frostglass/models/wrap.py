@@ -1,4 +1,4 @@
-"""Any `torch.nn.Module` as a target: nothing to inherit from, and the module stays as it was."""
+"""Wrap any `torch.nn.Module` as a target; the module need not inherit anything and is unchanged."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from frostglass.core.errors import ModelError
 from frostglass.core.types import Shape, Target
-from frostglass.models.base import check_positive, inner, noise_images, probe
+from frostglass.models.base import check_positive, class_name, noise_images, probe
 from frostglass.models.cut import cut as cut_module
 from frostglass.models.taps import check_layers, find_head, find_taps
 
@@ -24,21 +24,22 @@ def wrap(
     cut: str | None = None,
     attributes: bool = False,
 ) -> Target:
-    """A target around `module`, which must map float images in [0, 1] of `image_shape` to one logit a class.
+    """Make a target of a module that maps images in [0, 1] of `image_shape` to logits.
 
-    The module is tried on noise in evaluation mode and left untouched. An output that changes from call to call is allowed: some
-    defenses add noise.
+    The module is run on noise in evaluation mode and left unchanged. Its output may differ between
+    calls: some defenses add noise.
 
     Args:
         classes: the names of the classes in the order of the logits, or their number.
-        head: the layer whose input is the penultimate feature; found when not given.
-        taps: layers that a defense or an analysis may read; three at even depths when not given.
-        cut: the layer behind which features leave the device, where the network is split between one and a server.
-        attributes: the classes are attributes, any number of which a picture may have.
+        head: the layer whose input is the penultimate feature; detected by default.
+        taps: layers that a defense or an analysis may read; three at even depths by default.
+        cut: the layer whose features leave the device, if device and server split the network.
+        attributes: the classes are attributes, and an image may have any number of them.
     """
     if not isinstance(module, nn.Module):
         raise ModelError(
-            f"expected a torch.nn.Module to wrap, got {module!r}: a function is called by the forward of a small module of your own, a class is made first"
+            f"expected a torch.nn.Module to wrap, got {module!r}: call a function from the forward "
+            "of a small module, and instantiate a class"
         )
     names = _names(classes)
     _check_logits(module, len(names), image_shape)
@@ -52,7 +53,7 @@ def wrap(
         cut=cut_module(module, cut, image_shape).tap if cut else "",
         attributes=attributes,
         info={
-            "architecture": type(inner(module)).__name__,
+            "architecture": class_name(module),
             "parameters": sum(weight.numel() for weight in module.parameters()),
         },
     )
@@ -70,24 +71,25 @@ def _names(classes: Sequence[str] | int) -> tuple[str, ...]:
 
 
 def _check_logits(module: nn.Module, classes: int, image_shape: Shape) -> None:
-    name = type(inner(module)).__name__
+    name = class_name(module)
     logits = probe(module, noise_images(module, image_shape, IMAGES))
     if not isinstance(logits, Tensor):
         raise ModelError(
-            f"{name} gives a {type(logits).__name__}: return the logits alone, from a small module around it if need be"
+            f"{name} returns a {type(logits).__name__}: return the logits alone, for example from "
+            "a small module around it"
         )
     if logits.ndim != 2 or len(logits) != IMAGES or not logits.is_floating_point():
         raise ModelError(
-            f"{name} gives {logits.dtype} {tuple(logits.shape)} for {IMAGES} images: expected float logits ({IMAGES}, {classes})"
+            f"{name} returns {logits.dtype} {tuple(logits.shape)} for {IMAGES} images: expected "
+            f"float logits ({IMAGES}, {classes})"
         )
     if logits.shape[1] != classes:
         raise ModelError(
-            f"{name} gives {logits.shape[1]} logits an image and {classes} classes are named: the two must agree"
+            f"{name} returns {logits.shape[1]} logits per image, but {classes} classes are named: "
+            "make the two agree"
         )
     # Softmax twice flattens every gradient, which would make any model look hard to invert.
-    if (
-        classes > 1
-        and logits.min() >= 0
-        and torch.allclose(logits.sum(1), torch.ones(IMAGES, device=logits.device), atol=1e-3)
-    ):
-        raise ModelError(f"{name} gives probabilities; return logits: remove its softmax")
+    if classes > 1 and logits.min() >= 0:
+        totals = logits.sum(1)
+        if torch.allclose(totals, torch.ones_like(totals), atol=1e-3):
+            raise ModelError(f"{name} returns probabilities, not logits: remove its softmax")

@@ -1,4 +1,4 @@
-"""Decoders turn features back into pictures; an attacker trains one against a device, and so does whoever protects it."""
+"""Decoders that reconstruct images from features, for attacks and for defenses against them."""
 
 import itertools
 import math
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.types import Shape, Target
 from frostglass.models.cut import SQUARE, channel_axis
+from frostglass.networks.dcgan import build_critic, build_generator
 from frostglass.networks.perceptual import perceptual_distance
-from frostglass.priors.wgan import build_critic, build_generator
 from frostglass.runtime.tensors import (
     optimizer_tensors,
     restore_optimizer,
@@ -25,19 +25,11 @@ DecoderForm = Literal["mirrored", "adv_learn", "crafter"]
 DecoderNorm = Literal["mean_square", "batch_norm"]
 
 WIDEST = 8  # times `width`: channels of the mirrored decoder's widest stage
-FLOOR = (
-    7  # pixels a side, at most, where up-convolutions begin; 224 pixels are 7 doubled five times
-)
-PUBLISHED = (
-    32,
-    16,
-    8,
-    4,
-    1,
-)  # times `width`: channels before each up-convolution of AdvLearn's figure
+FLOOR = 7  # maximal pixels a side where upsampling starts; 224 pixels are 7 doubled five times
+PUBLISHED = (32, 16, 8, 4, 1)  # times `width`: channels before each upsampling in AdvLearn's figure
 LARGEST = 64  # pixels a side that Crafter's decoder makes with strides of 2
-SMALLEST = 8  # pixels a side that a critic can judge
-FAINT = 1e-3  # a channel with less of the mean variance than this stays fainter than the others
+SMALLEST = 8  # pixels a side that a critic accepts
+FAINT = 1e-3  # channels below this share of the mean variance are not fully standardised
 
 
 def build_decoder(
@@ -47,20 +39,24 @@ def build_decoder(
     width: int = 64,
     form: DecoderForm = "mirrored",
 ) -> nn.Sequential:
-    """A network that maps features (N, *feature_shape) to pictures (N, *image_shape); draws its weights from torch's global generator.
+    """Build a network from features (N, *feature_shape) to images (N, *image_shape).
 
-    It ends in a sigmoid, because our pictures are in [0, 1]. The published ones are in [-1, 1] behind a tanh (AdvLearn), or normalised
-    behind a sigmoid that cannot reach them (Crafter).
+    Weights are drawn from torch's global generator. It ends in a sigmoid, because our images are in
+    [0, 1]. The published ones are in [-1, 1] after a tanh (AdvLearn), or normalised after a sigmoid
+    that cannot reach them (Crafter).
 
-    "mirrored" undoes a network of any depth: maps are widened, pass two residual blocks, and grow by doubling, so that it is strong also
-    where nothing has to grow. Vectors become small maps by two linear layers first. "adv_learn" is AdvLearn's figure 6 at 224 pixels and
-    width 64, with fewer stages below: two linear layers on the flat feature, 3×3 up-convolutions. "crafter" is the decoder of Crafter's
-    code at 64 and 128 pixels: one linear layer on the flat feature and the up-convolutions of GMI's generator, the last of which has a
-    stride of 4 above 64 pixels. Whatever size comes out is brought to that of the picture.
+    "mirrored" inverts a network of any depth: maps are widened, pass two residual blocks, and grow
+    by doubling, so that it is strong even if nothing has to grow. Vectors become small maps by two
+    linear layers first. "adv_learn" is AdvLearn's figure 6 at 224 pixels and width 64, with fewer
+    stages below: two linear layers on the flat feature, 3×3 transposed convolutions. "crafter" is
+    the decoder of Crafter's code at 64 and 128 pixels: one linear layer on the flat feature and the
+    transposed convolutions of GMI's generator, the last of which has a stride of 4 above 64 pixels.
+    The output is resized to the size of the image.
     """
     if not feature_shape or min(feature_shape) < 1:
         raise ConfigError(
-            f"a decoder needs features of at least one number, got the shape {tuple(feature_shape)}: cut behind another layer"
+            f"a decoder needs non-empty features, got the shape {tuple(feature_shape)}: cut after "
+            "another layer"
         )
     build = {"mirrored": _mirrored, "adv_learn": _adv_learn, "crafter": _crafter}[form]
     return nn.Sequential(
@@ -69,7 +65,7 @@ def build_decoder(
 
 
 class Sized(nn.Module):
-    """Maps brought to a size, where they have not got it."""
+    """Resize maps to a size, if they do not have it."""
 
     def __init__(self, size: tuple[int, ...]):
         super().__init__()
@@ -84,7 +80,7 @@ class Sized(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions with batch norm beside the identity, or beside a 1×1 convolution where width or size change."""
+    """Two 3×3 convolutions with batch norm, and a shortcut: a 1×1 convolution if shapes change."""
 
     def __init__(self, channels: int, wide: int, stride: int = 1):
         super().__init__()
@@ -92,21 +88,17 @@ class Residual(nn.Module):
             nn.Conv2d(channels, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(),
             nn.Conv2d(wide, wide, 3, 1, 1, bias=False), nn.BatchNorm2d(wide),
         )  # fmt: skip
-        same = channels == wide and stride == 1
-        self.beside = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(channels, wide, 1, stride, bias=False), nn.BatchNorm2d(wide)
-            )
-        )
+        self.beside: nn.Module = nn.Identity()
+        if channels != wide or stride != 1:
+            shortcut = nn.Conv2d(channels, wide, 1, stride, bias=False)
+            self.beside = nn.Sequential(shortcut, nn.BatchNorm2d(wide))
 
     def forward(self, maps: Tensor) -> Tensor:
         return F.relu(self.inner(maps) + self.beside(maps))
 
 
 class TokenMaps(nn.Module):
-    """Tokens (N, T, D) as D channels on a square grid; a first one for the whole picture is given to every place as D channels more."""
+    """Tokens (N, T, D) as D channels on a square grid; a class token becomes D more channels."""
 
     def __init__(self, tokens: int):
         super().__init__()
@@ -117,9 +109,8 @@ class TokenMaps(nn.Module):
         maps = tokens[:, self.whole :].transpose(1, 2).unflatten(2, (self.side, self.side))
         if not self.whole:
             return maps
-        return torch.cat(
-            [maps, tokens[:, 0, :, None, None].expand(-1, -1, self.side, self.side)], 1
-        )
+        whole = tokens[:, 0, :, None, None].expand(-1, -1, self.side, self.side)
+        return torch.cat([maps, whole], 1)
 
 
 class ChannelsFirst(nn.Module):
@@ -132,13 +123,11 @@ class ChannelsFirst(nn.Module):
 def channels_first(
     feature_shape: tuple[int, ...], image_shape: Shape = SQUARE
 ) -> tuple[list[nn.Module], Shape]:
-    """Layers that put the channels of maps first where they are last, and the maps' shape then."""
+    """Return layers that move the channels of maps first, if needed, and the resulting shape."""
     first, second, third = feature_shape
-    return (
-        ([ChannelsFirst()], (third, first, second))
-        if channel_axis(feature_shape, image_shape)
-        else ([], (first, second, third))
-    )
+    if channel_axis(feature_shape, image_shape):
+        return [ChannelsFirst()], (third, first, second)
+    return [], (first, second, third)
 
 
 def _mirrored(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> list[nn.Module]:
@@ -147,25 +136,19 @@ def _mirrored(feature_shape: tuple[int, ...], image_shape: Shape, width: int) ->
         0, min(round(math.log2(image_shape[1] / high)), round(math.log2(image_shape[2] / wide)))
     )
     widths = [width * min(2**stage, WIDEST) for stage in reversed(range(doublings + 1))]
-    layers += [
-        nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False),
-        nn.BatchNorm2d(widths[0]),
-        nn.ReLU(),
-    ]
+    widen = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+    layers += [widen, nn.BatchNorm2d(widths[0]), nn.ReLU()]
     layers += [Residual(widths[0], widths[0]) for _ in range(2)]
     for before, after in itertools.pairwise(widths):
-        layers += [
-            nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-        ]
+        upscale = nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False)
+        layers += [upscale, nn.BatchNorm2d(after), nn.ReLU()]
     return [*layers, nn.Conv2d(width, image_shape[0], 3, 1, 1)]
 
 
 def _as_maps(
     feature_shape: tuple[int, ...], image_shape: Shape, width: int
 ) -> tuple[list[nn.Module], Shape]:
-    """Layers that make maps of a feature, and their shape."""
+    """Return layers that turn a feature into maps, and the shape of the maps."""
     if len(feature_shape) == 3:
         return channels_first(feature_shape, image_shape)
     if len(feature_shape) == 2 and feature_shape[0] - math.isqrt(feature_shape[0]) ** 2 in (0, 1):
@@ -176,12 +159,10 @@ def _as_maps(
 
 
 def _floor(image_shape: Shape) -> tuple[tuple[int, int], int]:
-    """The size of the maps that up-convolutions begin with, and how often they double."""
+    """Return the size of the first maps, and how often they are doubled."""
     doublings = max(0, math.ceil(math.log2(max(image_shape[1:]) / FLOOR)))
-    return (
-        math.ceil(image_shape[1] / 2**doublings),
-        math.ceil(image_shape[2] / 2**doublings),
-    ), doublings
+    height, width = (math.ceil(length / 2**doublings) for length in image_shape[1:])
+    return (height, width), doublings
 
 
 def _linear(
@@ -189,17 +170,16 @@ def _linear(
 ) -> list[nn.Module]:
     return [
         nn.Flatten(), nn.Linear(math.prod(feature_shape), channels), nn.ReLU(),
-        nn.Linear(channels, channels * math.prod(size)), nn.ReLU(), nn.Unflatten(1, (channels, *size)),
+        nn.Linear(channels, channels * math.prod(size)), nn.ReLU(),
+        nn.Unflatten(1, (channels, *size)),
     ]  # fmt: skip
 
 
 def _adv_learn(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> list[nn.Module]:
     begin, doublings = _floor(image_shape)
-    multiples = (
-        [*[PUBLISHED[0]] * (doublings - len(PUBLISHED)), *PUBLISHED[-doublings:]]
-        if doublings
-        else [1]
-    )
+    multiples = [1]
+    if doublings:
+        multiples = [*[PUBLISHED[0]] * (doublings - len(PUBLISHED)), *PUBLISHED[-doublings:]]
     widths = [width * multiple for multiple in multiples]
     layers = _linear(feature_shape, widths[0], begin)
     for before, after in itertools.pairwise(widths):
@@ -218,11 +198,12 @@ def _crafter(feature_shape: tuple[int, ...], image_shape: Shape, width: int) -> 
 
 
 def standardised(features: Tensor, image_shape: Shape = SQUARE) -> Tensor:
-    """Features (N, ...) of pictures of a shape, with mean 0 and variance 1 in each channel over the batch, as any attacker makes them with statistics of his own.
+    """Scale features (N, ...) to mean 0 and variance 1 in each channel over the batch.
 
-    So no scale or shift of a channel, nor of the whole, changes anything: whoever learns to withstand a decoder gains nothing by them. The
-    statistics are always those of the batch, differentiably: with stored ones scaling would still pay, until they follow. Channels much
-    fainter than the others stay so, or their gradients would explode.
+    Any attacker can do this. A defense that trains against a decoder thus gains nothing by scaling
+    or shifting channels. The statistics are always those of the batch, and differentiable: with
+    running ones scaling would pay until they follow. Channels with much less variance than the
+    others keep less, or their gradients would explode.
     """
     channels = 1 + channel_axis(tuple(features.shape[1:]), image_shape)
     axes = [axis for axis in range(features.ndim) if axis != channels]
@@ -231,55 +212,61 @@ def standardised(features: Tensor, image_shape: Shape = SQUARE) -> Tensor:
     return centred / (variance + FAINT * variance.mean() + 1e-12).sqrt()
 
 
-def pixel_distance(made: Tensor, images: Tensor, norm: DecoderNorm) -> Tensor:
-    """How far pictures are from others: the "mean_square" of their pixels, or "batch_norm", the length of all differences of the batch."""
-    return (
-        F.mse_loss(made, images)
-        if norm == "mean_square"
-        else torch.linalg.vector_norm(made - images)
-    )
+def pixel_distance(decoded: Tensor, images: Tensor, norm: DecoderNorm) -> Tensor:
+    """Return the mean square of pixel differences, or for "batch_norm" their norm in the batch."""
+    if norm == "mean_square":
+        return F.mse_loss(decoded, images)
+    return torch.linalg.vector_norm(decoded - images)
 
 
 def decoder_loss(
-    made: Tensor,
+    decoded: Tensor,
     images: Tensor,
     *,
     adversarial: float = 0.0,
     perceptual_weight: float = 0.0,
     critic: nn.Module | None = None,
-    judge: Target | None = None,
+    perceptual: Target | None = None,
     norm: DecoderNorm = "mean_square",
 ) -> Tensor:
-    """L_p + μ1 L_adv + μ2 L_perc of the pictures a decoder makes: by their pixels, -ln D of a critic's logits, and the layers of a judge."""
-    loss = pixel_distance(made, images, norm)
+    """Return L_p + μ1 L_adv + μ2 L_perc of decoded images.
+
+    The terms are the pixel distance, -ln D of a critic's logits, and the distance of the layers of
+    a perceptual network.
+    """
+    loss = pixel_distance(decoded, images, norm)
     if adversarial:
         if critic is None:
             raise ConfigError(
-                "a decoder with an adversarial weight needs a critic, and none is given: give one, or set the weight to 0"
+                "a decoder with an adversarial weight needs a critic, got none: pass critic=..., "
+                "or set the weight to 0"
             )
-        loss = loss + adversarial * F.softplus(-critic(made)).mean()
+        loss = loss + adversarial * F.softplus(-critic(decoded)).mean()
     if perceptual_weight:
-        if judge is None:
+        if perceptual is None:
             raise ConfigError(
-                "a decoder with a perceptual weight needs a perceptual network, and none is given: pass judge=..."
+                "a decoder with a perceptual weight needs a perceptual network, got none: pass "
+                "perceptual=..., or set the weight to 0"
             )
-        loss = loss + perceptual_weight * perceptual_distance(judge, made, images).mean()
+        distance = perceptual_distance(perceptual, decoded, images)
+        loss = loss + perceptual_weight * distance.mean()
     return loss
 
 
-def critic_loss(critic: nn.Module, real: Tensor, made: Tensor) -> Tensor:
-    """-ln D(x) - ln(1 - D(x̂)), D the sigmoid of the critic's logits; `made` gets no gradient.
+def critic_loss(critic: nn.Module, real: Tensor, decoded: Tensor) -> Tensor:
+    """Return -ln D(x) - ln(1 - D(x̂)), D the sigmoid of logits; `decoded` gets no gradient.
 
-    AdvLearn's equation 3 has the two labels swapped, so that critic and decoder would pull the same way.
+    AdvLearn's equation 3 has the two labels swapped, so that critic and decoder would cooperate.
     """
-    return F.softplus(-critic(real)).mean() + F.softplus(critic(made.detach())).mean()
+    return F.softplus(-critic(real)).mean() + F.softplus(critic(decoded.detach())).mean()
 
 
 class DecoderGame:
-    """A decoder that learns to make pictures of features, perhaps against a critic; between its steps both stand still.
+    """A decoder that is trained to reconstruct images from features, optionally against a critic.
 
-    Standing still means evaluation mode and no gradients for weights: what passes through the decoder then moves no statistic of it. Its
-    weights are drawn from torch's global generator. `judge` must stand still by itself.
+    Between its steps both are frozen: in evaluation mode and without weight gradients, so that a
+    forward pass changes no statistics. Weights are drawn from torch's global generator. The caller
+    freezes `perceptual`.
     """
 
     def __init__(
@@ -292,74 +279,66 @@ class DecoderGame:
         lr: float = 1e-3,
         adversarial: float = 0.0,
         perceptual_weight: float = 0.0,
-        judge: Target | None = None,
+        perceptual: Target | None = None,
         norm: DecoderNorm = "mean_square",
         device: torch.device | str = "cpu",
     ):
         if adversarial and min(image_shape[1:]) < SMALLEST:
             raise ConfigError(
-                f"a decoder's critic needs pictures of {SMALLEST} pixels a side or more, got {image_shape}: set its weight to 0"
+                f"a decoder's critic needs images of at least {SMALLEST} pixels a side, got "
+                f"{image_shape}: set its weight to 0"
             )
         self.decoder = build_decoder(feature_shape, image_shape, width=width, form=form).to(device)
-        self.critic = (
-            build_critic(width, image_shape[0], min(image_shape[1:])).to(device)
-            if adversarial
-            else None
-        )
+        self.critic: nn.Module | None = None
         self._networks: dict[str, nn.Module] = {"decoder": self.decoder}
-        if self.critic is not None:
+        if adversarial:
+            self.critic = build_critic(width, image_shape[0], min(image_shape[1:])).to(device)
             self._networks["critic"] = self.critic
-        self._rules = {
+        self._optimizers = {
             name: torch.optim.Adam(network.parameters(), lr=lr)
             for name, network in self._networks.items()
         }
-        self._adversarial, self._perceptual, self._judge, self._norm = (
-            adversarial,
-            perceptual_weight,
-            judge,
-            norm,
-        )
+        self._adversarial, self._norm = adversarial, norm
+        self._perceptual_weight, self._perceptual = perceptual_weight, perceptual
         for network in self._networks.values():
             network.eval().requires_grad_(False)
 
     def step(self, features: Tensor, images: Tensor) -> float:
-        """Learn from features and their pictures, the critic first; returns the decoder's loss."""
+        """Take one step on features and their images, critic first; return the decoder's loss."""
         self.decoder.train().requires_grad_(True)
-        made = self.decoder(features)
+        decoded = self.decoder(features)
         if self.critic is not None:
             self.critic.train().requires_grad_(True)
-            self._descend("critic", critic_loss(self.critic, images, made))
+            self._descend("critic", critic_loss(self.critic, images, decoded))
             self.critic.eval().requires_grad_(False)
         loss = decoder_loss(
-            made, images, adversarial=self._adversarial, perceptual_weight=self._perceptual, critic=self.critic, judge=self._judge,
-            norm=self._norm,
+            decoded, images, adversarial=self._adversarial, critic=self.critic,
+            perceptual_weight=self._perceptual_weight, perceptual=self._perceptual, norm=self._norm,
         )  # fmt: skip
         self._descend("decoder", loss)
         self.decoder.eval().requires_grad_(False)
         return loss.item()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimisers, for a checkpoint."""
-        found: dict[str, Tensor] = {}
+        """Return weights and optimizer states, for a checkpoint."""
+        tensors: dict[str, Tensor] = {}
         for name, network in self._networks.items():
-            found |= with_prefix(name, network.state_dict()) | with_prefix(
-                f"{name}_rule", optimizer_tensors(self._rules[name])
-            )
-        return found
+            tensors |= with_prefix(name, network.state_dict())
+            tensors |= with_prefix(f"{name}_rule", optimizer_tensors(self._optimizers[name]))
+        return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """Restore what `tensors` returned."""
         for name, network in self._networks.items():
             network.load_state_dict(under_prefix(name, dict(tensors)))
-            restore_optimizer(self._rules[name], under_prefix(f"{name}_rule", dict(tensors)))
+            restore_optimizer(self._optimizers[name], under_prefix(f"{name}_rule", dict(tensors)))
 
     def _descend(self, name: str, loss: Tensor) -> None:
         if not loss.isfinite():
             raise RunError(
-                f"the {name} that learns to rebuild pictures from features has a loss of {loss.item()}: lower its learning rate"
+                f"expected a finite loss of the {name} that reconstructs images from features, got "
+                f"{loss.item()}: lower its learning rate"
             )
         loss.backward()
-        self._rules[name].step()
-        self._rules[name].zero_grad(
-            set_to_none=True
-        )  # whose memory the others need while this one stands still
+        self._optimizers[name].step()
+        self._optimizers[name].zero_grad(set_to_none=True)  # frees memory for the other networks

@@ -1,4 +1,4 @@
-"""How alike two pictures look to a network: by the outputs of its layers instead of by their pixels."""
+"""Perceptual distance: comparing images by the layer outputs of a network instead of by pixels."""
 
 import torch
 from torch import Tensor
@@ -7,20 +7,22 @@ from frostglass.core.types import Target
 from frostglass.runtime.hooks import capture
 
 
-def perceptual_distance(judge: Target, one: Tensor, other: Tensor) -> Tensor:
-    """Mean over the judge's taps of the mean squared difference of their outputs, each in units of the layer's own mean square; (N,), differentiable.
+def perceptual_distance(network: Target, first: Tensor, second: Tensor) -> Tensor:
+    """Return the mean over taps of the normalised squared difference of their outputs, (N,).
 
-    The judge's mode and weights are the caller's business. The units make early and late layers count alike, whatever their scale.
+    Each tap's difference is divided by the mean square of its output for `second`, so that early
+    and late layers have the same weight at any scale. Differentiable. The caller sets the
+    network's mode and weights.
     """
-    with capture(judge.module, judge.taps) as seen:
-        judge.module(judge.fit(one))
+    with capture(network.module, network.taps) as seen:
+        network.module(network.fit(first))
         ours = dict(seen)
-        with torch.no_grad() if not other.requires_grad else torch.enable_grad():
-            judge.module(judge.fit(other))
+        with torch.set_grad_enabled(second.requires_grad):
+            network.module(network.fit(second))
         theirs = dict(seen)
     parts = [
         (ours[name] - theirs[name]).square().flatten(1).mean(1)
         / theirs[name].detach().square().flatten(1).mean(1).clamp(min=1e-12)
-        for name in judge.taps
+        for name in network.taps
     ]
     return torch.stack(parts).mean(0)

@@ -1,4 +1,4 @@
-"""Seeds, threads and the promise to leave the caller's networks as they were."""
+"""Context managers that change networks and restore them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,10 @@ from torch import nn
 
 @contextmanager
 def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no weight gradients inside; modes, flags, gradients, buffers and global RNG as before afterwards, also after an exception."""
+    """Use evaluation mode without weight gradients inside the block.
+
+    Modes, flags, gradients, buffers and the global random state are restored afterwards.
+    """
     modes = [(part, part.training) for module in modules for part in module.modules()]
     flags = [(p, p.requires_grad, p.grad) for module in modules for p in module.parameters()]
     buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
@@ -33,7 +36,10 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def channels_last(*modules: nn.Module) -> Iterator[None]:
-    """Weights of convolutions laid out channel by channel inside the block, which is faster; the very tensors from before afterwards."""
+    """Store convolution weights in channels-last layout inside the block, which is faster.
+
+    The original tensors are restored afterwards.
+    """
     before = [
         (tensor, tensor.data)
         for module in modules

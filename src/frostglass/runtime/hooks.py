@@ -1,33 +1,48 @@
-"""Seeds, threads and the promise to leave the caller's networks as they were."""
+"""Context managers that read or change the layers of a network during its forward passes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+
+@runtime_checkable
+class ReplacesHead(Protocol):
+    """A layer that a defense put in place of the head."""
+
+    replaces_head: bool
+
+
+@runtime_checkable
+class NumbersDraws(Protocol):
+    """A layer with noise, which depends on the number of its `draw`."""
+
+    draw: int
 
 
 @contextmanager
 def capture(
     module: nn.Module, names: tuple[str, ...], *, inputs: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Collect what the named sub-modules put out (or, with `inputs`, take in) during forward passes inside the block."""
-    seen: dict[str, Tensor] = {}
+    """Collect the outputs (or `inputs`) of the named sub-modules in forward passes of the block."""
+    values: dict[str, Tensor] = {}
     parts = dict(module.named_modules())
+    handles = []
+    for name in names:
 
-    def keep_input(name: str):
-        return lambda _, args: seen.__setitem__(name, args[0])
+        def keep(_: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            values[name] = output
 
-    def keep_output(name: str):
-        return lambda _, args, output: seen.__setitem__(name, output)
+        def keep_input(_: nn.Module, args: Any, name: str = name) -> None:
+            values[name] = args[0]
 
-    handles = [
-        parts[name].register_forward_pre_hook(keep_input(name))
-        if inputs
-        else parts[name].register_forward_hook(keep_output(name))
-        for name in names
-    ]
+        if inputs:
+            handles.append(parts[name].register_forward_pre_hook(keep_input))
+        else:
+            handles.append(parts[name].register_forward_hook(keep))
     try:
-        yield seen
+        yield values
     finally:
         for handle in handles:
             handle.remove()
@@ -35,17 +50,19 @@ def capture(
 
 @contextmanager
 def straight_through(module: nn.Module) -> Iterator[None]:
-    """Let gradients pass saturating layers as if they were the identity inside the block; the values stay exactly the same.
+    """Let gradients pass saturating layers unchanged inside the block; values stay the same.
 
-    Those are the tanh and sigmoid layers of a head that a defense put in, or where there is none every tanh: sigmoids elsewhere are gates.
+    These are the tanh and sigmoid layers of a head that a defense put in. Without such a head they
+    are all tanh layers: sigmoids elsewhere are gates.
     """
 
     def linear_backwards(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output.detach() + (
-            args[0] - args[0].detach()
-        )  # adds zero: far out, x + (tanh x - x) would lose the digits of tanh x
+        # Adds zero. x + (tanh x - x) would lose the digits of tanh x for large x.
+        return output.detach() + (args[0] - args[0].detach())
 
-    heads = [part for part in module.modules() if getattr(part, "replaces_head", False)]
+    heads: list[nn.Module] = [
+        part for part in module.modules() if isinstance(part, ReplacesHead) and part.replaces_head
+    ]
     saturating = [
         part
         for scope in heads or [module]
@@ -62,12 +79,13 @@ def straight_through(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def noise_drawn(module: nn.Module, number: int) -> Iterator[None]:
-    """Let layers that number their noise by `draw` use the draw of this number inside the block."""
-    noisy = [part for part in module.modules() if isinstance(getattr(part, "draw", None), int)]
+    """Let layers that number their noise use the draw of this number inside the block."""
+    parts = (part for part in module.modules() if isinstance(part, NumbersDraws))
+    noisy = [part for part in parts if isinstance(part.draw, int)]
     before = [part.draw for part in noisy]
     try:
         for part in noisy:
-            part.draw = number  # type: ignore[assignment]
+            part.draw = number
         yield
     finally:
         for part, draw in zip(noisy, before, strict=True):

@@ -1,4 +1,4 @@
-"""Keys: whatever a result depends on, as plain JSON and as a hash."""
+"""Keys: everything a result depends on, as plain JSON and as a hash."""
 
 import dataclasses
 import hashlib
@@ -7,21 +7,29 @@ import math
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
 from frostglass.core.errors import StoreError
 
 
+@runtime_checkable
+class Product(Protocol):
+    """The result of a step, which stands for itself by its key; an empty one is not yet set."""
+
+    @property
+    def key(self) -> str: ...
+
+
 def digest(identity: dict[str, Any]) -> str:
-    """The key of a step: a hash of everything its result depends on."""
+    """Return the key of a step: a hash of everything its result depends on."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def plain(value: Any, where: str, products: bool) -> Any:
-    """A value as plain JSON. With `products`, whatever carries a key stands for itself by that key."""
+    """Return a value as plain JSON. With `products`, a product is represented by its key."""
     if isinstance(value, Enum):
         return plain(value.value, where, products)
     if value is None or isinstance(value, bool | str):
@@ -31,43 +39,49 @@ def plain(value: Any, where: str, products: bool) -> Any:
     if isinstance(value, float):
         if math.isnan(value):
             raise StoreError(
-                f"{where} is NaN, which equals nothing and so cannot be part of a key: give a number"
+                f"{where} is NaN, which equals nothing and cannot be part of a key: pass a number"
             )
         return float(value) if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, PurePath):
         return value.as_posix()
     if isinstance(value, list | tuple):
-        return [plain(item, f"{where}[{place}]", products) for place, item in enumerate(value)]
+        return [plain(item, f"{where}[{index}]", products) for index, item in enumerate(value)]
     if isinstance(value, set | frozenset):
         return sorted((plain(item, where, products) for item in value), key=json.dumps)
     if isinstance(value, Mapping):
-        if odd := [name for name in value if not isinstance(name, str)]:
-            raise StoreError(
-                f"{where} has a key {odd[0]!r} that is not text: only text can be a key in JSON"
-            )
+        if wrong := [name for name in value if not isinstance(name, str)]:
+            raise StoreError(f"{where} has a key {wrong[0]!r} that is not text: use text keys")
         return {name: plain(item, f"{where}.{name}", products) for name, item in value.items()}
-    if products and hasattr(value, "key"):
+    if products and isinstance(value, Product):
         return _product_key(value, where)
     if isinstance(value, BaseModel):
-        fields = {name: getattr(value, name) for name in type(value).model_fields} | (
-            value.model_extra or {}
-        )
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        fields |= value.model_extra or {}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     else:
         raise StoreError(
-            f"{where} is a {type(value).__qualname__}, which is neither plain nor a product with a key: pass a step's product"
+            f"{where} is a {type(value).__qualname__}, which is neither plain nor a product with "
+            "a key: pass a step's product"
         )
-    # The class is part of what was asked for: two methods with equal fields are two methods.
-    name = getattr(type(value), "name", None)
-    kind = name if isinstance(name, str) and "name" not in fields else type(value).__name__
+    kind = _kind(type(value), fields)
     return {kind: {name: plain(item, f"{where}.{name}", products) for name, item in fields.items()}}
 
 
-def _product_key(product: Any, where: str) -> str:
-    """The key of a product; a view of a target without one has a key that starts with a colon."""
-    if not isinstance(product.key, str) or not product.key or product.key.startswith(":"):
+def _kind(cls: type, fields: Mapping[str, Any]) -> str:
+    """Name a class: methods with equal fields differ, also two plugins of the same class name."""
+    name = getattr(cls, "name", None)  # set by a registry; only methods have it
+    kind = name if isinstance(name, str) and "name" not in fields else cls.__name__
+    inside = cls.__module__.split(".")[0] == "frostglass"
+    return kind if inside else f"{kind} ({cls.__module__}:{cls.__qualname__})"
+
+
+def _product_key(product: Product, where: str) -> str:
+    """Return the key of a product; that of a view of a target without a key starts with a colon."""
+    key = product.key
+    if not isinstance(key, str) or not key or key.startswith(":"):
         raise StoreError(
-            f"{where} is a {type(product).__qualname__} without a key, which could be taken for any other: pass what store.step returned"
+            f"{where} is a {type(product).__qualname__} without a key, so it cannot be told from "
+            "others: pass what store.step returned"
         )
-    return product.key
+    return key

@@ -1,8 +1,10 @@
-"""One worker a step, across processes and machines, with nothing but renames: no locks, which network folders do not keep.
+"""Leases: one worker per step, across processes and machines.
 
-A lease is a folder holding one file named after its owner. Renaming a prepared folder into place succeeds for one process only and
-brings the owner's name with it, so no kill leaves a lease without an owner. A stale lease is evicted by removing the file of *that* owner:
-whoever judged it too late finds no such file and cannot hurt the next owner.
+They use renames only, because network folders do not always support locks. A lease is a folder
+with one file named after its owner. Renaming a prepared folder into place succeeds for one process
+only and includes the owner's name, so a kill never leaves a lease without an owner. A stale lease
+is evicted by removing the file of *that* owner: a process that does so too late finds no such file
+and cannot harm the next owner.
 """
 
 import errno
@@ -23,13 +25,13 @@ STALE_SECONDS = 60.0
 
 
 class LeaseLost(RunError):
-    """This process was silent for so long that another one took its step over."""
+    """Another process took over the step, because this one sent no heartbeat for too long."""
 
 
 class Lease:
-    """The right to work on one step; alive, as other machines see it, while the `with` block runs."""
+    """The right to work on one step; its heartbeat runs inside the `with` block."""
 
-    def __init__(self, folder: Path, owner: str):
+    def __init__(self, folder: Path, owner: str) -> None:
         self.folder = folder
         self.owner = owner
         self._file = folder / owner
@@ -38,13 +40,13 @@ class Lease:
 
     @classmethod
     def claim(cls, folder: Path) -> "Lease | None":
-        """The lease at `folder`, or None while a living owner has it."""
+        """Return the lease at `folder`, or None while a live owner has it."""
         owner = f"{_machine()}~{os.getpid()}~{secrets.token_hex(4)}"
         prepared = folder.with_name(f"{folder.name}-{owner}")
         prepared.mkdir()
         try:
             (prepared / owner).touch(exist_ok=False)
-            # The file system's own clock, which stamps the heartbeats too: clocks of machines may differ.
+            # The clock of the file system, as for heartbeats: clocks of machines may differ.
             now = (prepared / owner).stat().st_mtime
             while True:
                 try:
@@ -67,11 +69,12 @@ class Lease:
             os.utime(self._file)
         except FileNotFoundError:
             raise LeaseLost(
-                f"{self.folder.name} was taken over by another process: nothing to do, its result will be used"
+                f"{self.folder.name} was taken over by another process: nothing to do, its result "
+                "will be used"
             ) from None
 
     def sweep(self) -> None:
-        """Remove claims that were killed before they were decided."""
+        """Remove the folders of claims that were killed before their rename."""
         self.check()
         now = self._file.stat().st_mtime
         for prepared in self.folder.parent.glob(f"{self.folder.name}-*"):
@@ -88,19 +91,19 @@ class Lease:
         self._file.unlink(missing_ok=True)
         try:
             self.folder.rmdir()
-        except OSError as error:  # the next owner may already be in, or be gone again
+        except OSError as error:  # the next owner may have it, or have left already
             if error.errno not in (*TAKEN, errno.ENOENT):
                 raise
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            # A beat that fails is not hidden: the worker meets the same error at its next `check`.
+            # A failed heartbeat is not hidden: the next `check` raises the same error.
             with suppress(OSError):
                 os.utime(self._file)
 
 
 def owner_of(folder: Path) -> str:
-    """Who holds the lease at `folder`; empty when nobody does."""
+    """Return the owner of the lease at `folder`; empty when there is none."""
     try:
         return next(iter(sorted(os.listdir(folder))), "")
     except FileNotFoundError:
@@ -108,15 +111,14 @@ def owner_of(folder: Path) -> str:
 
 
 def _stale(path: Path, owner: str, now: float) -> bool:
-    """Whether the owner of a lease file, or of a prepared folder, is dead, silent for too long, or gone."""
+    """Return whether the owner of a lease file or prepared folder is dead, silent or gone."""
     machine, _, rest = owner.partition("~")
     pid = rest.partition("~")[0]
     if machine == _machine() and pid.isdigit() and not _alive(int(pid)):
         return True
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY
-        )  # opening makes network folders ask the server instead of their cache
+        # Opening makes a network folder ask its server instead of its cache.
+        descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:
@@ -130,13 +132,16 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # another user's process
+        pass
     return True
 
 
 def _machine() -> str:
-    """This machine's name, and a mark of what its process numbers mean: two machines or containers may share a name."""
+    """Return this machine's name and a hash of its boot and process namespace.
+
+    Two machines or containers may share a name, and their process numbers mean different processes.
+    """
     name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
     boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     numbers = f"{boot.read_text()}{space.stat().st_ino}" if boot.exists() and space.exists() else ""

@@ -1,33 +1,29 @@
 """The store: a folder of finished steps, each under a key made of everything that made it.
 
-    root/store.json                    {"format": 1}
-    root/<step>/<key>/                 what the step saved, manifest.json, timing.json: whole, or not there
-    root/<step>/<key>.partial/work/    checkpoints of a step that is not finished
-    root/<step>/<key>.lease/           who is working on it
+    root/store.json                    {"format": 2}
+    root/<step>/<key>/                 what the step saved, manifest.json, timing.json
+    root/<step>/<key>.partial/work/    checkpoints of an unfinished step
+    root/<step>/<key>.lease/           the process that is working on it
 
-Whatever progress a run is killed at, the same call goes on from the last checkpoint and ends with the same bytes. Only `timing.json` differs.
+A result folder is complete or absent. A run that is killed at any time continues from the last
+checkpoint when it is called again, and ends with the same bytes, except in `timing.json`.
 """
 
-import dataclasses
 import errno
-import hashlib
 import json
 import os
-import platform
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, TypeVar
 
-import numpy
 import torch
 
 from frostglass.core.errors import FrostglassError, StoreError
+from frostglass.runtime.device import default_device
 from frostglass.store.files import (
     TAKEN,
     Work,
@@ -39,119 +35,70 @@ from frostglass.store.files import (
     sync_tree,
     write_json,
 )
-from frostglass.store.keys import digest, plain
 from frostglass.store.lease import Lease, LeaseLost, owner_of
+from frostglass.store.manifest import MANIFEST, fingerprints, provenance, verify
+from frostglass.store.step import Event, Kind, Step, Task, with_key
 
 T = TypeVar("T")
-Kind = Literal["start", "resume", "progress", "done", "cached", "waiting"]
 
-FORMAT = 1
+FORMAT = 2
 MARKER = "store.json"
-MANIFEST = "manifest.json"
 TIMING = "timing.json"
 POLL_SECONDS = 0.5
-HASHED_BELOW = (
-    256 * 1024**2
-)  # larger files are checked by size only: hashing them at every load would cost more than reading them
-REMEMBERED = 16  # loaded products kept in memory, so that a grid does not read its split again for every experiment
-
-
-@dataclass(frozen=True)
-class Step(Generic[T]):
-    """One kind of work. Raise `version` when its code changes its result: results of older versions are then made anew.
-
-    `make(config, *inputs, seed=..., work=...)` computes the product, `save` writes it into a folder as `*.safetensors` and `*.json`, and
-    `load` reads it from there. Whatever differs between two runs, such as seconds, must not be in what `save` writes. `facts` are what a
-    reader of the manifest should learn about the product.
-    """
-
-    name: str
-    version: int
-    make: Callable[..., T]
-    save: Callable[[T, Path], None]
-    load: Callable[[Path], T]
-    facts: Callable[[T], Mapping[str, Any]] = lambda _: {}
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happens to a step, for progress bars."""
-
-    step: str
-    key: str
-    kind: Kind
-    done: int = 0
-    total: int = 0
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class _Task(Generic[T]):
-    """One call of `Store.step`: what was asked for, and where it lives."""
-
-    step: Step[T]
-    config: Any
-    inputs: tuple[Any, ...]
-    seed: int
-    identity: Mapping[str, Any]
-    key: str
-    folder: Path
-
-    @property
-    def final(self) -> Path:
-        return self.folder / self.key
-
-    @property
-    def partial(self) -> Path:
-        return self.folder / f"{self.key}.partial"
-
-    @property
-    def lease(self) -> Path:
-        return self.folder / f"{self.key}.lease"
+REMEMBERED = 16  # products kept in memory, so that a grid does not read its split every time
 
 
 class Store:
-    """A folder of steps; many processes and machines may work on it at once. Made on the first step, not before."""
+    """A folder of steps; many processes and machines may use it at once.
 
-    def __init__(self, root: Path | str, listener: Callable[[Event], None] | None = None):
+    The folder is created by the first step. Products are computed and loaded on `device`, which
+    does not enter their keys.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        listener: Callable[[Event], None] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
         self.root = Path(root)
+        self.device = device or default_device()
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         with _usable(self.root):
             self._check_root()
 
-    def step(self, step: Step[T], config: Any, *inputs: Any, seed: int) -> T:
-        """The product of a step, made now or found, and always as read from disk, so that a resumed run hands on what an unbroken one does.
+    def step(self, step: Step[T], config: Any, /, *, seed: int, **inputs: Any) -> T:
+        """Return the product of a step, computed now or earlier.
 
-        A dataclass with a `key` field gets its key, and its parts that have an empty one get `<key>.<field>`; so both can be inputs.
+        It is always read from disk, so a resumed run continues with what an unbroken one would.
+        A dataclass with a `key` field gets its key, and its parts whose key is empty get
+        `<key>.<field>`, so that both can be inputs of later steps.
         """
-        task = self._task(step, config, inputs, seed)
-        made = False
+        task = Task.of(step, config, inputs, seed, self.root)
+        computed = False
         if task.key not in self._loaded:
             with full_disk_reported(self.root):
-                made = self._obtain(task)
-                _verify(task.final)
-                self._loaded[task.key] = _with_key(step.load(task.final), task.key)
+                computed = self._obtain(task)
+                verify(task.final)
+                self._loaded[task.key] = with_key(step.load(task.final, self.device), task.key)
         self._loaded.move_to_end(task.key)
         while len(self._loaded) > REMEMBERED:
             self._loaded.popitem(last=False)
-        self._tell(task, "done" if made else "cached")
+        self._emit(task, "done" if computed else "cached")
         return self._loaded[task.key]
 
-    def key(self, step: Step[Any], config: Any, *inputs: Any, seed: int) -> str:
-        """The name under which the step's result is kept."""
-        return self._task(step, config, inputs, seed).key
+    def key(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> str:
+        """Return the name under which the step's result is kept."""
+        return Task.of(step, config, inputs, seed, self.root).key
 
-    def has(self, step: Step[Any], config: Any, *inputs: Any, seed: int) -> bool:
-        """Whether the step is finished; computes and writes nothing."""
-        return (self._task(step, config, inputs, seed).final / MANIFEST).is_file()
+    def has(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> bool:
+        """Return whether the step is finished; computes and writes nothing."""
+        return (Task.of(step, config, inputs, seed, self.root).final / MANIFEST).is_file()
 
-    def _task(self, step: Step[T], config: Any, inputs: tuple[Any, ...], seed: int) -> _Task[T]:
-        identity = _identity(step, config, inputs, seed)
-        return _Task(step, config, inputs, seed, identity, digest(identity), self.root / step.name)
-
-    def _obtain(self, task: _Task[Any]) -> bool:
-        """See to it that the result is on disk; True when this call made it."""
+    def _obtain(self, task: Task[Any]) -> bool:
+        """Ensure that the result is on disk; return True if this call computed it."""
         if not task.final.exists():
             self._create_root()
         owner = ""
@@ -160,17 +107,14 @@ class Store:
             if lease is None:
                 owner = self._wait(task, owner)
                 continue
-            try:
-                with lease:
-                    lease.sweep()
-                    if (
-                        not task.final.exists()
-                    ):  # another process may have finished it between our look and our claim
-                        self._make(task, lease)
-                        return True
-            except LeaseLost:
-                continue
-        # Whoever was killed just after finishing, or lost its lease, left things behind. A living owner tidies up itself.
+            with suppress(LeaseLost), lease:
+                lease.sweep()
+                # Another process may have finished the step before our claim.
+                if not task.final.exists():
+                    self._make(task, lease)
+                    return True
+        # Remove what a process left that was killed after finishing or lost its lease. A live
+        # owner cleans up itself.
         leftovers = any(task.folder.glob(f"{task.key}.*")) and os.access(task.folder, os.W_OK)
         if leftovers and (lease := self._claim(task)):
             with suppress(LeaseLost), lease:
@@ -178,99 +122,98 @@ class Store:
                 remove_tree(task.partial)
         return False
 
-    def _make(self, task: _Task[Any], lease: Lease) -> None:
-        """Compute, save and publish; the lease is checked before everything that another owner could trip over."""
-        step, timing = task.step, task.partial / TIMING
-        # A folder of this attempt alone: a process that lost its lease without noticing cannot write into what we are about to publish.
-        result = task.partial / f"result-{lease.owner}"
-        surroundings = _surroundings()
-        started = time.monotonic()
+    def _make(self, task: Task[Any], lease: Lease) -> None:
+        """Compute, save and publish the product; stop where the lease was lost."""
+        origin = provenance(self.device)  # now: the checkout may change while the step runs
         try:
             lease.check()
-            before = _prepare(task.partial)
+            earlier, started = _prepare(task.partial), time.monotonic()
+            attempts = earlier["attempts"] + 1
 
-            def spent() -> dict[str, Any]:
-                return {
-                    "attempts": before["attempts"] + 1,
-                    "seconds": round(before["seconds"] + time.monotonic() - started, 3),
-                }
+            def timing() -> dict[str, Any]:
+                seconds = round(earlier["seconds"] + time.monotonic() - started, 3)
+                return {"attempts": attempts, "seconds": seconds}
 
             def before_save() -> None:
                 lease.check()
-                write_json(timing, spent())
+                write_json(task.partial / TIMING, timing())
 
             def on_progress(done: int, total: int, note: str) -> None:
-                self._tell(task, "progress", done, total, note)
+                self._emit(task, "progress", done, total, note)
 
             work = Work(task.partial / "work", on_progress, before_save)
-            write_json(timing, {**before, "attempts": before["attempts"] + 1})
-            self._tell(task, "resume" if any(work.folder.iterdir()) else "start")
-            product = step.make(task.config, *task.inputs, seed=task.seed, work=work)
+            write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
+            self._emit(task, "resume" if any(work.folder.iterdir()) else "start")
+            product = task.step.make(
+                task.config, seed=task.seed, work=work, device=self.device, **task.inputs
+            )
             lease.check()
-            result.mkdir()
-            step.save(product, result)
-            files = _fingerprints(result)
-            if taken := {MANIFEST, TIMING} & set(files):
-                raise StoreError(
-                    f"step {step.name!r} saved a file named {min(taken)}, which the store writes itself: choose another name"
-                )
-            write_json(
-                result / MANIFEST,
-                {
-                    "key": task.key,
-                    **task.identity,
-                    **surroundings,
-                    "facts": dict(step.facts(product)),
-                    "files": files,
-                },
-            )
-            write_json(
-                result / TIMING,
-                {**spent(), "finished": datetime.now(UTC).isoformat(timespec="seconds")},
-            )
+            result = self._save(task, product, lease, origin)
+            finished = datetime.now(UTC).isoformat(timespec="seconds")
+            write_json(result / TIMING, {**timing(), "finished": finished})
             sync_tree(result)
             lease.check()
             _publish(result, task.final)
             remove_tree(task.partial)
         except (OSError, FrostglassError):
-            lease.check()  # whoever took over may have removed what we were using: then it is not our failure
+            # If another process took over, it may have removed our files: then raise LeaseLost.
+            lease.check()
             raise
 
-    def _claim(self, task: _Task[Any]) -> Lease | None:
+    def _save(self, task: Task[Any], product: Any, lease: Lease, origin: Mapping[str, Any]) -> Path:
+        """Save the product and its manifest in a folder of this attempt alone.
+
+        A process that lost its lease unnoticed then cannot write into another one's result.
+        """
+        result = task.partial / f"result-{lease.owner}"
+        result.mkdir()
+        task.step.save(product, result)
+        files = fingerprints(result)
+        if reserved := {MANIFEST, TIMING} & set(files):
+            raise StoreError(
+                f"step {task.step.name!r} saved a file named {min(reserved)}, which the store "
+                "writes itself: choose another name"
+            )
+        manifest = {"key": task.key, **task.identity, **origin}
+        facts = dict(task.step.facts(product))
+        write_json(result / MANIFEST, {**manifest, "facts": facts, "files": files})
+        return result
+
+    def _claim(self, task: Task[Any]) -> Lease | None:
         with _usable(self.root):
             task.folder.mkdir(exist_ok=True)
             return Lease.claim(task.lease)
 
-    def _wait(self, task: _Task[Any], known: str) -> str:
-        """Sleep a little while another process works on the step; the listener hears of each owner once."""
+    def _wait(self, task: Task[Any], known: str) -> str:
+        """Sleep briefly while another process works on the step; report each owner once."""
         owner = owner_of(task.lease)
         if owner and owner != known:
             machine, pid, *_ = [*owner.split("~"), "?"]
-            self._tell(task, "waiting", note=f"process {pid} on {machine} is making it")
+            self._emit(task, "waiting", note=f"process {pid} on {machine} is making it")
         time.sleep(POLL_SECONDS)
         return owner
 
     def _check_root(self) -> None:
-        """Refuse a folder that is something else, writing nothing."""
+        """Refuse a folder that is not a store, without writing."""
         marker = self.root / MARKER
         if self.root.exists() and not self.root.is_dir():
             raise StoreError(f"{self.root} is a file and a store is a folder: use another path")
-        # Listed before looking for the marker: a store being made this progress by another process has its marker before anything else.
-        others = (
-            sorted(path.name for path in self.root.iterdir() if MARKER not in path.name)
-            if self.root.exists()
-            else []
-        )
+        # Listed before the marker is looked for: a store that another process is creating now has
+        # its marker before anything else.
+        entries = self.root.iterdir() if self.root.exists() else ()
+        others = sorted(path.name for path in entries if MARKER not in path.name)
         if marker.exists():
-            found = read_json(marker)
-            found = found.get("format") if isinstance(found, dict) else found
-            if found != FORMAT:
+            content = read_json(marker)
+            version = content.get("format") if isinstance(content, dict) else content
+            if version != FORMAT:
                 raise StoreError(
-                    f"{self.root} is a store of format {json.dumps(found)}, expected {FORMAT}: use another folder or delete it"
+                    f"{self.root} is a store of format {json.dumps(version)}, expected {FORMAT}: "
+                    "use another folder or delete it"
                 )
         elif others:
             raise StoreError(
-                f"{self.root} is not empty and has no {MARKER} (found {', '.join(others[:3])}): use another folder or delete it"
+                f"{self.root} is not empty and has no {MARKER} (found {', '.join(others[:3])}): "
+                "use another folder or delete it"
             )
 
     def _create_root(self) -> None:
@@ -278,35 +221,33 @@ class Store:
             self.root.mkdir(parents=True, exist_ok=True)
             self._check_root()
             if not (self.root / MARKER).exists():
-                # Lost when another process makes the store first and sweeps our temporary file away; `_check_root` then reads its marker.
+                # Fails if another process creates the store first and removes our temporary file;
+                # `_check_root` then reads its marker.
                 with suppress(FileNotFoundError):
                     write_json(self.root / MARKER, {"format": FORMAT})
                 self._check_root()
             remove_temporaries(self.root)
 
-    def _tell(
-        self, task: _Task[Any], kind: Kind, done: int = 0, total: int = 0, note: str = ""
+    def _emit(
+        self, task: Task[Any], kind: Kind, done: int = 0, total: int = 0, note: str = ""
     ) -> None:
         if self._listener:
             self._listener(Event(task.step.name, task.key, kind, done, total, note))
 
 
 def _prepare(partial: Path) -> dict[str, Any]:
-    """Make or clean the folder of an unfinished step, and say what earlier attempts spent up to their last checkpoint."""
+    """Create or clean the folder of an unfinished step; return the timing of earlier attempts."""
     (partial / "work").mkdir(parents=True, exist_ok=True)
     for leftover in partial.glob("result-*"):
         remove_tree(leftover)
     remove_temporaries(partial)
     remove_temporaries(partial / "work")
-    return (
-        read_json(partial / TIMING)
-        if (partial / TIMING).exists()
-        else {"attempts": 0, "seconds": 0.0}
-    )
+    timing = partial / TIMING
+    return read_json(timing) if timing.exists() else {"attempts": 0, "seconds": 0.0}
 
 
 def _publish(result: Path, final: Path) -> None:
-    """Rename a finished result into its place; if another process was there first, its result stands."""
+    """Rename a finished result to its place, unless another process was first."""
     try:
         os.rename(result, final)
     except OSError as error:
@@ -317,122 +258,13 @@ def _publish(result: Path, final: Path) -> None:
 
 @contextmanager
 def _usable(root: Path) -> Iterator[None]:
-    """Tell a folder that may not be used, which is the user's to mend, from every other failure."""
+    """Turn missing permissions inside the block into a `StoreError`."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise
         raise StoreError(
-            f"the store {root} cannot be written ({error.strerror}): use another folder or change its permissions"
+            f"the store {root} cannot be written ({error.strerror}): use another folder or change "
+            "its permissions"
         ) from error
-
-
-def _identity(step: Step[Any], config: Any, inputs: tuple[Any, ...], seed: int) -> dict[str, Any]:
-    """Everything a result depends on, as plain JSON."""
-    return {
-        "step": step.name,
-        "version": step.version,
-        "config": plain(config, f"{step.name} config", products=False),
-        "inputs": [
-            plain(value, f"{step.name} input {place}", products=True)
-            for place, value in enumerate(inputs)
-        ],
-        "seed": plain(seed, f"{step.name} seed", products=False),
-    }
-
-
-def _with_key(product: T, key: str) -> T:
-    """The product with its key, and with keys for its parts that have none."""
-    if not dataclasses.is_dataclass(product) or isinstance(product, type):
-        return product
-    parts = {field.name: getattr(product, field.name) for field in dataclasses.fields(product)}
-    if "key" not in parts:
-        return product
-    keyed = {
-        name: _with_key(part, f"{key}.{name}")
-        for name, part in parts.items()
-        if getattr(part, "key", None) == ""
-    }
-    return dataclasses.replace(product, **keyed, key=key)
-
-
-def _verify(folder: Path) -> None:
-    """Compare the files of a finished step with its manifest."""
-    if not (folder / MANIFEST).is_file():
-        raise StoreError(
-            f"{folder} has no {MANIFEST}, so no step finished it: delete that folder and run again"
-        )
-    manifest = read_json(folder / MANIFEST)
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("key") != folder.name
-        or not isinstance(manifest.get("files"), dict)
-    ):
-        raise StoreError(
-            f"{folder / MANIFEST} does not describe this step: delete the folder {folder} and run again"
-        )
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != expected["bytes"]:
-            raise StoreError(
-                f"{path} is missing or has another size than when it was written: delete the folder {folder} and run again"
-            )
-        if expected["bytes"] < HASHED_BELOW and _sha256(path) != expected["sha256"]:
-            raise StoreError(
-                f"{path} is corrupted, its hash is not the one in the manifest: delete the folder {folder} and run again"
-            )
-
-
-def _fingerprints(folder: Path) -> dict[str, Any]:
-    """Size and hash of every file in a result."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in files
-    }
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _surroundings() -> dict[str, Any]:
-    """What made a result besides its inputs; nothing here may change between two runs in one place."""
-    return {
-        "packages": {
-            "frostglass": _version(),
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-        },
-        "device": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else f"cpu {platform.machine()}",
-        "commit": _commit(),
-    }
-
-
-def _version() -> str | None:
-    try:
-        return metadata.version("frostglass")
-    except metadata.PackageNotFoundError:  # run from its source folder
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this package runs from, read without starting git; None for an installed package."""
-    git = Path(__file__).resolve().parents[3] / ".git"
-    if not (git / "HEAD").is_file():
-        return None
-    head = (git / "HEAD").read_text().strip()
-    name = head.removeprefix("ref: ")
-    if name == head:
-        return head
-    if (git / name).is_file():
-        return (git / name).read_text().strip()
-    packed = (
-        (git / "packed-refs").read_text().splitlines() if (git / "packed-refs").is_file() else []
-    )
-    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)

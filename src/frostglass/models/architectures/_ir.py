@@ -1,6 +1,7 @@
-"""The improved residual networks for faces behind `ir152` and `facenet`, and the names of their published checkpoints.
+"""Improved residual networks for faces, for `ir152` and `facenet`, and their published names.
 
-Files of face.evoLVe hold the network without its classifier, under other names; `read_body` translates them:
+Files of face.evoLVe hold the network without its classifier, under other names, which `read_body`
+translates:
 
 | here                      | face.evoLVe                |
 |---------------------------|----------------------------|
@@ -10,9 +11,10 @@ Files of face.evoLVe hold the network without its classifier, under other names;
 | `norm`                    | `output_layer.0`           |
 | `embedding`               | `output_layer.3`           |
 | `embedding_norm`          | `output_layer.4`           |
-| `head`                    | in no file: it begins fresh |
+| `head`                    | in no file: initialised    |
 
-`embedding` depends on the picture's size: of a file for 112 px, a network for 64 px takes only `stem`, `units` and `norm`.
+`embedding` depends on the image size: of a file for 112 px, a network for 64 px can use only
+`stem`, `units` and `norm`.
 """
 
 from collections import OrderedDict
@@ -34,20 +36,17 @@ FACE_EVOLVE = {
 
 
 class Unit(nn.Module):
-    """Batch norm, convolution, PReLU, convolution and batch norm around a shortcut; the second convolution makes the stride.
+    """Batch norm, convolution, PReLU, convolution and batch norm, with a shortcut around them.
 
-    Nothing happens in place: per-sample gradients need that.
+    The second convolution has the stride. Nothing is in place: per-sample gradients need that.
     """
 
-    def __init__(self, channels: int, wide: int, stride: int):
+    def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.shortcut = (
-            nn.MaxPool2d(1, stride)
-            if channels == wide
-            else nn.Sequential(
-                nn.Conv2d(channels, wide, 1, stride=stride, bias=False), nn.BatchNorm2d(wide)
-            )
-        )
+        self.shortcut: nn.Module = nn.MaxPool2d(1, stride)
+        if channels != wide:
+            project = nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(wide))
         self.residual = nn.Sequential(
             nn.BatchNorm2d(channels),
             nn.Conv2d(channels, wide, 3, padding=1, bias=False),
@@ -61,15 +60,16 @@ class Unit(nn.Module):
 
 
 class IR(nn.Sequential):
-    """The layers by name, as in the table above; the class tells `read_body` that a file of face.evoLVe may be meant for the network."""
+    """The layers by name, as in the table; for this class `read_body` reads face.evoLVe files."""
 
 
 def ir(
     name: str, depths: tuple[int, int, int, int], *, classes: int, image_shape: Shape, width: int
 ) -> IR:
-    """Four stages of `depths` units with `width` x 1, 2, 4, 8 channels, each halving the map; an embedding; a linear head.
+    """Build four stages of `depths` units with `width` x 1, 2, 4, 8 channels, and a linear head.
 
-    The embedding has `width` x 8 values and is linear in the flat last map, so its weights depend on the size of the pictures.
+    Each stage halves the map. The embedding before the head has `width` x 8 values and is linear
+    in the flat last map, so its weights depend on the image size.
     """
     check_positive(name, width=width)
     channels, high, wide = image_shape
@@ -95,7 +95,7 @@ def ir(
             head=nn.Linear(channels, classes),
         )
     )
-    for layer in net[:-1].modules():  # as face.evoLVe begins; the head is not theirs
+    for layer in net[:-1].modules():  # as in face.evoLVe, which has no head
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
         if isinstance(layer, nn.Linear):
@@ -104,11 +104,7 @@ def ir(
 
 
 def from_face_evolve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of this package; names that face.evoLVe does not use stay."""
-    return {_translated(name): value for name, value in tensors.items()}
-
-
-def _translated(name: str) -> str:
+    """Rename tensors of face.evoLVe to the names of this package; other names stay."""
     for theirs, ours in FACE_EVOLVE.items():
-        name = name.replace(theirs, ours)
-    return name
+        tensors = {name.replace(theirs, ours): value for name, value in tensors.items()}
+    return tensors

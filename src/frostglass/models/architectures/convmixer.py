@@ -1,4 +1,4 @@
-"""A small ConvMixer: patches, then depthwise and pointwise convolutions, unlike both `cnn` and `resnet`."""
+"""A small ConvMixer: depthwise and pointwise convolutions on patches."""
 
 from collections import OrderedDict
 
@@ -9,15 +9,12 @@ from frostglass.models.base import check_positive, models
 
 
 class Mix(nn.Module):
-    """A depthwise convolution around a shortcut mixes places, a pointwise one mixes channels."""
+    """A depthwise convolution with a shortcut mixes places, a pointwise one mixes channels."""
 
-    def __init__(self, width: int, kernel: int):
+    def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
-        self.places = nn.Sequential(
-            nn.Conv2d(width, width, kernel, padding="same", groups=width),
-            nn.GELU(),
-            nn.BatchNorm2d(width),
-        )
+        depthwise = nn.Conv2d(width, width, kernel, padding="same", groups=width)
+        self.places = nn.Sequential(depthwise, nn.GELU(), nn.BatchNorm2d(width))
         self.channels = nn.Sequential(nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width))
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -34,11 +31,16 @@ def convmixer(
     kernel: int = 3,
     patch: int = 2,
 ) -> nn.Module:
-    """Mixing layers of depthwise and pointwise convolutions on patches, the average over space, and a linear head.
+    """Depthwise and pointwise convolutions on patches, an average over space and a linear head.
 
-    `depth` layers of `width` channels, depthwise with `kernel` x `kernel`, on patches of `patch` pixels (twice that from 64 px on).
+    Paper: Trockman, Kolter, Patches Are All You Need?, 2022 (arXiv:2201.09792). Differs: far
+    smaller.
 
-    Paper: Trockman, Kolter, Patches Are All You Need?, 2022 (arXiv:2201.09792). Differs: far smaller.
+    Args:
+        width: channels of every layer.
+        depth: number of layers.
+        kernel: side of the depthwise convolutions.
+        patch: side of the patches in pixels; twice that for images of 64 px or more.
     """
     check_positive("convmixer", width=width, depth=depth, kernel=kernel, patch=patch)
     patch = patch * 2 if min(image_shape[1:]) >= 64 else patch
@@ -47,7 +49,6 @@ def convmixer(
         nn.Conv2d(image_shape[0], width, patch, stride=patch), nn.GELU(), nn.BatchNorm2d(width)
     )
     layers.update((f"stage{number + 1}", Mix(width, kernel)) for number in range(depth))
-    layers.update(
-        pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(width, classes)
-    )
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    layers["head"] = nn.Linear(width, classes)
     return nn.Sequential(layers)

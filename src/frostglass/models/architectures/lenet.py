@@ -1,4 +1,4 @@
-"""LeNet-5 for small pictures of any size."""
+"""LeNet-5 for small images of any size."""
 
 from collections import OrderedDict
 
@@ -10,10 +10,13 @@ from frostglass.models.base import models
 
 @models.register
 def lenet(*, classes: int, image_shape: Shape) -> nn.Module:
-    """Two 5x5 convolutions and two hidden linear layers, with ReLU and max pooling; 61,706 weights for ten classes of grey 32x32 images.
+    """Two 5x5 convolutions and two hidden linear layers, with ReLU and max pooling.
 
-    Paper: LeCun, Bottou, Bengio, Haffner, 1998. Differs: ReLU and max pooling for the scaled tanh and trained subsampling, full
-    connections between the convolutions; a 5x5 average pool (nothing at 32 px) makes other sizes fit, and pictures under 32 px are padded.
+    61,706 weights for ten classes of grey 32x32 images.
+
+    Paper: LeCun, Bottou, Bengio, Haffner, 1998. Differs: ReLU and max pooling for the scaled tanh
+    and trained subsampling, full connections between the convolutions; a 5x5 average pool (no
+    change at 32 px) makes other sizes fit, and images under 32 px are padded.
     """
     channels, height, width = image_shape
     padding = 2 if min(height, width) < 32 else 0

@@ -1,4 +1,4 @@
-"""A small pre-activation residual network, for a second opinion beside `cnn`."""
+"""A small pre-activation residual network."""
 
 from collections import OrderedDict
 
@@ -9,20 +9,21 @@ from frostglass.models.base import check_positive, models
 
 
 class Block(nn.Module):
-    """Two convolutions, each after batch norm and ReLU, around a shortcut. Nothing happens in place: per-sample gradients need that."""
+    """Two convolutions, each after batch norm and ReLU, with a shortcut around them.
 
-    def __init__(self, channels: int, wide: int, stride: int):
+    Nothing is in place: per-sample gradients need that.
+    """
+
+    def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv1 = nn.Conv2d(channels, wide, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(wide)
         self.conv2 = nn.Conv2d(wide, wide, 3, padding=1, bias=False)
         self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
-        self.project = (
-            nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
-            if stride > 1 or channels != wide
-            else None
-        )
+        self.project: nn.Module | None = None
+        if stride > 1 or channels != wide:
+            self.project = nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
 
     def forward(self, maps: Tensor) -> Tensor:
         active = self.relu1(self.norm1(maps))
@@ -32,9 +33,16 @@ class Block(nn.Module):
 
 @models.register
 def resnet(*, classes: int, image_shape: Shape, width: int = 16, depth: int = 2) -> nn.Module:
-    """Three stages of `depth` blocks with `width` x 1, 2, 4 channels; the first stage halves the map too when images are 64 px or more.
+    """Three stages of pre-activation blocks with `width` x 1, 2, 4 channels, and a linear head.
 
-    Paper: He, Zhang, Ren, Sun, 2016 (arXiv:1603.05027). Differs: shortcuts that change shape are 1x1 convolutions.
+    The first stage halves the map only if images have 64 px or more.
+
+    Paper: He, Zhang, Ren, Sun, 2016 (arXiv:1603.05027). Differs: shortcuts that change shape are
+    1x1 convolutions.
+
+    Args:
+        width: channels of the first stage.
+        depth: blocks of each stage.
     """
     check_positive("resnet", width=width, depth=depth)
     channels, side = width, min(image_shape[1:])
@@ -44,17 +52,11 @@ def resnet(*, classes: int, image_shape: Shape, width: int = 16, depth: int = 2)
     for number in range(3):
         wide = width * 2**number
         stride = 2 if number or side >= 64 else 1
-        blocks = [
-            Block(channels if not block else wide, wide, stride if not block else 1)
-            for block in range(depth)
-        ]
-        layers[f"stage{number + 1}"] = nn.Sequential(*blocks)
+        first = Block(channels, wide, stride)
+        others = (Block(wide, wide, 1) for _ in range(depth - 1))
+        layers[f"stage{number + 1}"] = nn.Sequential(first, *others)
         channels = wide
-    layers.update(
-        norm=nn.BatchNorm2d(channels),
-        relu=nn.ReLU(),
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-    )
+    layers.update(norm=nn.BatchNorm2d(channels), relu=nn.ReLU())
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     layers["head"] = nn.Linear(channels, classes)
     return nn.Sequential(layers)

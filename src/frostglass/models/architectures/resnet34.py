@@ -1,4 +1,4 @@
-"""ResNet-34 with a 50-d embedding before its head, the network of variational model inversion (VMI)."""
+"""ResNet-34 with a 50-d embedding before its head, as in variational model inversion (VMI)."""
 
 from collections import OrderedDict
 
@@ -13,25 +13,21 @@ EMBEDDING = 50
 
 
 class Block(nn.Module):
-    """Two convolutions with batch norm around a shortcut, then ReLU. Nothing happens in place: per-sample gradients need that."""
+    """Two convolutions with batch norm, a shortcut around them, then ReLU.
 
-    def __init__(self, channels: int, wide: int, stride: int):
+    Nothing is in place: per-sample gradients need that.
+    """
+
+    def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1, self.relu1 = (
-            _convolution(channels, wide, 3, stride),
-            nn.BatchNorm2d(wide),
-            nn.ReLU(),
-        )
-        self.conv2, self.norm2, self.relu2 = (
-            _convolution(wide, wide, 3, 1),
-            nn.BatchNorm2d(wide),
-            nn.ReLU(),
-        )
-        self.project = (
-            nn.Sequential(_convolution(channels, wide, 1, stride), nn.BatchNorm2d(wide))
-            if channels != wide
-            else None
-        )
+        self.conv1 = _convolution(channels, wide, 3, stride)
+        self.norm1, self.relu1 = nn.BatchNorm2d(wide), nn.ReLU()
+        self.conv2 = _convolution(wide, wide, 3, 1)
+        self.norm2, self.relu2 = nn.BatchNorm2d(wide), nn.ReLU()
+        self.project: nn.Module | None = None
+        if channels != wide:
+            project = _convolution(channels, wide, 1, stride)
+            self.project = nn.Sequential(project, nn.BatchNorm2d(wide))
 
     def forward(self, maps: Tensor) -> Tensor:
         residual = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(maps)))))
@@ -39,21 +35,29 @@ class Block(nn.Module):
 
 
 class ResNet34(Tapped):
-    """The layers by name: `stem`, `stage1` to `stage4`, `pool`, `flatten`, `relu`, `norm`, `embedding` with its own two, and `head`."""
+    """ResNet-34 with an embedding.
+
+    The layers by name: `stem`, `stage1` to `stage4`, `pool`, `flatten`, `relu`, `norm`,
+    `embedding`, `embedding_relu`, `embedding_norm` and `head`.
+    """
 
 
 @models.register
 def resnet34(*, classes: int, image_shape: Shape, width: int = 64) -> nn.Module:
-    """ResNet-34 whose pooled 512 features pass ReLU, batch norm and a linear layer to 50, then ReLU, batch norm and a linear head.
+    """ResNet-34 with a 50-d embedding of its 512 pooled features, and a linear head.
 
-    Published taps: stem, four stages, the embedding, and the embedding after its batch norm. 21.36 million weights for 1000 classes.
+    ReLU and batch norm come before the embedding and again before the head. Published taps: stem,
+    four stages, the embedding, and the embedding after its batch norm. 21.36 million weights for
+    1000 classes.
 
-    Paper: Wang et al., Variational Model Inversion Attacks, 2021 (arXiv:2201.10787); He, Zhang, Ren, Sun, 2016 (arXiv:1512.03385).
-    Differs: the stem is that of ImageNet at every size, as in the published code (a 7x7 convolution and a max-pool, each of stride 2:
-    the first stage sees 16x16 at 64 px, the last map is 2x2); the average over space takes maps of any size.
+    Paper: Wang et al., Variational Model Inversion Attacks, 2021 (arXiv:2201.10787); He, Zhang,
+    Ren, Sun, 2016 (arXiv:1512.03385). Differs: the stem is that of ImageNet at every size, as in
+    the published code (a 7x7 convolution and a max-pool, each of stride 2: the first stage gets
+    16x16 at 64 px, the last map is 2x2); the average over space takes maps of any size.
 
     Args:
-        width: channels of the first stage; the others have 2, 4 and 8 times as many. 64 is ResNet-34.
+        width: channels of the first stage; the others have 2, 4 and 8 times as many. 64 is
+            ResNet-34.
     """
     check_positive("resnet34", width=width)
     channels = width

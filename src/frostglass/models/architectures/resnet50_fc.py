@@ -1,4 +1,4 @@
-"""ResNet-50 with two more layers on its 1000 outputs, the network of adversarial reconstruction learning (AdvLearn)."""
+"""ResNet-50 with two more layers on its 1000 outputs, as in AdvLearn."""
 
 from collections import OrderedDict
 
@@ -10,15 +10,19 @@ from frostglass.models.taps import Tapped
 
 
 class ResNet50FC(Tapped):
-    """The layers by name: `body`, a ResNet-50 with 1000 outputs, `relu`, `hidden`, `hidden_relu` and `head`."""
+    """The layers by name: `body` (a ResNet-50), `relu`, `hidden`, `hidden_relu` and `head`."""
 
 
 @models.register
 def resnet50_fc(*, classes: int, image_shape: Shape, hidden: int = 512) -> nn.Module:
-    """ResNet-50 to its 1000-d output, then two fully connected layers. Published cuts: `body.maxpool` (conv1), `body.layer1` to `body.layer3` (conv2 to conv4), `body.global_pool` and `body` (fc).
+    """ResNet-50 to its 1000-d output, then two fully connected layers.
 
-    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations, AAAI 2020, arXiv 1911.10143. Differs: the paper does not say how wide the
-    first of the two layers is, or what lies between them; here a ReLU stands before each.
+    Published cuts: `body.maxpool` (conv1), `body.layer1` to `body.layer3` (conv2 to conv4),
+    `body.global_pool` and `body` (fc).
+
+    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented
+    Representations, AAAI 2020 (arXiv:1911.10143). Differs: the paper does not say how wide the
+    first of the two layers is, or what lies between them; here a ReLU comes before each.
 
     Args:
         hidden: width of the first of the two layers.
@@ -29,9 +33,7 @@ def resnet50_fc(*, classes: int, image_shape: Shape, hidden: int = 512) -> nn.Mo
     body = timm.create_model("resnet50", num_classes=1000, in_chans=image_shape[0])
     for layer in body.modules():
         if isinstance(layer, nn.ReLU):
-            layer.inplace = (
-                False  # per-sample gradients, and whoever reads a layer, need its output as it was
-            )
+            layer.inplace = False  # taps and per-sample gradients need the unchanged output
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         body=body,
         relu=nn.ReLU(),
@@ -39,7 +41,5 @@ def resnet50_fc(*, classes: int, image_shape: Shape, hidden: int = 512) -> nn.Mo
         hidden_relu=nn.ReLU(),
         head=nn.Linear(hidden, classes),
     )
-    return ResNet50FC(
-        layers,
-        ("body.maxpool", "body.layer1", "body.layer2", "body.layer3", "body.global_pool", "body"),
-    )
+    stages = ("maxpool", "layer1", "layer2", "layer3", "global_pool")
+    return ResNet50FC(layers, (*(f"body.{stage}" for stage in stages), "body"))

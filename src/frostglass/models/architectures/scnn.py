@@ -1,4 +1,4 @@
-"""The digit classifier that GMI and BiDO judge with."""
+"""The digit classifier that GMI and BiDO use as evaluator."""
 
 from torch import nn
 
@@ -9,18 +9,14 @@ from frostglass.models.base import models
 
 @models.register
 def scnn(*, classes: int, image_shape: Shape) -> nn.Module:
-    """Five convolutions with batch norm and LeakyReLU 0.2, the first two max-pooled, and a linear head on the flat map.
+    """Five convolutions with batch norm and LeakyReLU 0.2, and a linear head on the flat map.
 
-    32, 64, 128, 256 and 512 channels with kernels 7, 5, 5, 3 and 3; 512 features at 32 px.
+    32, 64, 128, 256 and 512 channels with kernels 7, 5, 5, 3 and 3, the first two max-pooled; 512
+    features at 32 px.
 
-    Paper: Zhang et al., 2020 (arXiv:1911.07135), published code. Differs: larger and colour pictures are taken too, where the head grows
-    with the map; no activation works in place.
+    Paper: Zhang et al., 2020 (arXiv:1911.07135), published code. Differs: also takes larger and
+    colour images, where the head grows with the map; no activation works in place.
     """
-    plan = (
-        (32, 7, 1, True),
-        (64, 5, 0, True),
-        (128, 5, 0, False),
-        (256, 3, 1, False),
-        (512, 3, 1, False),
-    )
+    pooled = ((32, 7, 1, True), (64, 5, 0, True))
+    plan = (*pooled, (128, 5, 0, False), (256, 3, 1, False), (512, 3, 1, False))
     return nn.Sequential(convolutions("scnn", plan, classes=classes, image_shape=image_shape))

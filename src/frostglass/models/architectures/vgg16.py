@@ -1,4 +1,4 @@
-"""VGG16 with batch norm, as the inversion papers use it on small pictures: the convolutions, and one linear layer on their flat output."""
+"""VGG16 with batch norm and one linear layer, as inversion papers use it on small images."""
 
 from collections import OrderedDict
 
@@ -9,34 +9,32 @@ from frostglass.core.types import Shape
 from frostglass.models.base import check_positive, models
 from frostglass.models.taps import Tapped
 
-BLOCKS = (
-    (1, 2),
-    (2, 2),
-    (4, 3),
-    (8, 3),
-    (8, 3),
-)  # channels as multiples of the width, and convolutions, before each of five max-pools
+# Channels as multiples of the width, and convolutions, before each of five max-pools.
+BLOCKS = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 
 
 class VGG16(Tapped):
-    """The layers by name: `features`, `flatten`, perhaps `norm`, and `head`."""
+    """The layers by name: `features`, `flatten`, `norm` (optional) and `head`."""
 
 
 @models.register
 def vgg16(
     *, classes: int, image_shape: Shape, width: int = 64, feature_norm: bool = True
 ) -> nn.Module:
-    """Thirteen 3x3 convolutions with batch norm in five max-pooled blocks, flattened, normalised, and a linear head.
+    """13 convolutions with batch norm in five max-pooled blocks, and a head on the flat features.
 
-    2048 features at 64 px, 512 at 32 px. The features are normalised by a batch norm whose shift is fixed at zero. `features` has the
-    names of torchvision's vgg16_bn, so that part of its file can be read. Published taps: the five blocks after max-pool, the fifth
-    after that batch norm. 16.77 million weights learn for 1000 classes at 64 px.
+    2048 features at 64 px, 512 at 32 px, normalised by a batch norm whose shift is fixed at zero.
+    `features` has the names of torchvision's vgg16_bn, so that part of its file can be read.
+    Published taps: the five blocks after max-pool, the fifth after that batch norm. 16.77 million
+    trainable weights for 1000 classes at 64 px.
 
-    Paper: Simonyan, Zisserman, 2015 (arXiv:1409.1556); this head: Zhang et al., 2020 (arXiv:1911.07135). Differs: without starting
-    weights it begins at random, where the papers begin with ImageNet's; no ReLU works in place, which per-sample gradients need.
+    Paper: Simonyan, Zisserman, 2015 (arXiv:1409.1556); this head: Zhang et al., 2020
+    (arXiv:1911.07135). Differs: without starting weights it begins at random, where the papers
+    begin with ImageNet's; no ReLU works in place, which per-sample gradients need.
 
     Args:
-        width: channels of the first block; the others have 2, 4, 8 and 8 times as many. 64 is VGG16.
+        width: channels of the first block; the others have 2, 4, 8 and 8 times as many. 64 is
+            VGG16.
         feature_norm: normalise the flat features; MID's network does not.
     """
     check_positive("vgg16", width=width)
@@ -45,18 +43,15 @@ def vgg16(
     channels, high, wide = image_shape
     if min(high, wide) < 32:
         raise ModelError(
-            f"vgg16 halves the picture five times and needs 32x32 pixels or more, got {high}x{wide}: resize the pictures"
+            f"vgg16 needs images of at least 32x32 pixels, got {high}x{wide}: resize them"
         )
     features: list[nn.Module] = []
     pools = []
     for multiple, convolutions in BLOCKS:
         for _ in range(convolutions):
-            features += [
-                _convolution(channels, width * multiple),
-                nn.BatchNorm2d(width * multiple),
-                nn.ReLU(),
-            ]
+            convolution = _convolution(channels, width * multiple)
             channels = width * multiple
+            features += [convolution, nn.BatchNorm2d(channels), nn.ReLU()]
         pools.append(f"features.{len(features)}")
         features.append(nn.MaxPool2d(2))
     length = channels * (high // 32) * (wide // 32)
@@ -71,8 +66,9 @@ def vgg16(
 
 
 def _convolution(channels: int, wide: int) -> nn.Conv2d:
-    """A 3x3 convolution that begins as torchvision's do."""
+    """Make a 3x3 convolution, initialised like torchvision's."""
     layer = nn.Conv2d(channels, wide, 3, padding=1)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer
