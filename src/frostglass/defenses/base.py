@@ -1,6 +1,6 @@
-"""A defense is a set of optional hooks into training; every hook does nothing unless a defense overrides it."""
+"""The contract of a defense: optional hooks into training, or into the release of features."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frostglass.core.assets import Asset, Assets
+from frostglass.core.method import Method
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape, Target
 from frostglass.store.files import Work
-
-defenses = Registry("defense", "frostglass.defenses.training", "frostglass.defenses.release")
 
 Part = Literal[
     "head", "classification loss", "batches", "starting weights", "training of the encoder"
@@ -23,7 +22,7 @@ Part = Literal[
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where training stands: epoch 0 is the first of `epochs`."""
+    """The current epoch, counted from 0, out of `epochs`."""
 
     epoch: int
     epochs: int
@@ -35,10 +34,19 @@ class TrainingProgress:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What a loss may look at: images in [0, 1], labels, logits, the outputs of tapped layers by name, the progress.
+class TrainingSize:
+    """How much training there is: images, batch size and epochs."""
 
-    `inputs` are the images as the network sees them, where it normalises them first.
+    records: int
+    batch: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss may read: images in [0, 1], labels, logits and outputs of the tapped layers.
+
+    `inputs` are the images as the network sees them, if it normalises them first.
     """
 
     images: Tensor
@@ -51,169 +59,166 @@ class Batch:
 
 @dataclass(frozen=True)
 class Term:
-    """One named part of the objective; the loss is the sum of weight × value over all of them."""
+    """One named part of the objective; the loss is the sum of weight × value over all terms."""
 
     weight: float
     value: Tensor
 
 
 def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy: of the class (N,) of each picture, or the mean over attributes (N, K), each of which it has or not."""
-    return (
-        F.cross_entropy(logits, labels)
-        if labels.ndim == 1
-        else F.binary_cross_entropy_with_logits(logits, labels)
-    )
+    """Return the cross-entropy of classes (N,), or the mean binary one of attributes (N, K)."""
+    if labels.ndim == 1:
+        return F.cross_entropy(logits, labels)
+    return F.binary_cross_entropy_with_logits(logits, labels)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A plain training that comes first; the defended one begins from its network, all but the head.
+    """A first training without the defense; the defended one starts from it, except for the head.
 
-    `data` says whose pictures: public people, as classes of their own, or the private ones. `settings` are laid over the target's own.
+    `data` says which images: those of public people, as classes of their own, or the private ones.
+    `settings` override the target's training settings.
     """
 
     data: Literal["public", "private"]
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much training there is: pictures, pictures in a batch, epochs."""
-
-    records: int
-    batch: int
-    epochs: int
-
-
 class Opponent(Protocol):
-    """A network of the attacker's, simulated while a target is trained: each learns while the other stands still.
+    """A simulated attacker: network and opponent train in turns, each while the other is fixed.
 
-    Its draws come from seeds of its own, so that a training that was killed goes on with the same result from `tensors`.
+    Its random draws have their own seeds, and `tensors` holds its full state, so that an
+    interrupted training resumes with the same result.
     """
 
     def turn(self, progress: TrainingProgress, number: int) -> None:
-        """Learn against the network as it is, before the step of batch `number`; the network's weights, statistics and modes stay as they are."""
+        """Train before the step of batch `number`; leave the target's network as it is."""
 
     def losses(self, batch: Batch) -> dict[str, Term]:
-        """What the network gets to feel of the opponent, which stands still."""
+        """Return the terms that the fixed opponent adds to the network's objective."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimisers, for a checkpoint."""
+        """Return weights and optimiser states for a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """Load what `tensors` returned."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves the device instead of plain features: `features` (N, ...), and what the protection measured on the way, one row of plain values a batch."""
+    """Features (N, ...) that leave the device, and measurements of the protection per batch."""
 
     features: Tensor
     facts: tuple[Mapping[str, Any], ...] = ()
 
 
-class Defense:
-    """Base of all defenses: parameters are fields, hooks are methods, and `off` holds the parameters at which it does nothing at all.
+class Defense(Method):
+    """Base of all defenses: parameters are fields, hooks are methods that do nothing by default.
 
-    Hooks run in this order: `stage`, `prepare`, `problems`, `begin`, `optimizer`, `opponent`; in each epoch `modes` and `batches`, in each step
-    `losses`; at the end `facts`. One that `releases` acts when a trained network is used, on the features that leave the device.
+    `disabled` holds the parameters at which the defense does nothing. Hooks run in this order:
+    `stage`, `prepare`, `problems`, `begin`, `optimizer`, `opponent`; in each epoch `modes` and
+    `batches`; in each step `losses`; at the end `facts`. A defense with `releases` acts on the
+    features of a trained network when they leave the device, and must define `release`.
     """
 
-    name: ClassVar[str]
-    off: ClassVar[Mapping[str, Any]]
-    takes_attributes: ClassVar[bool] = (
-        False  # whether it also serves where a picture has attributes instead of one class
-    )
+    disabled: ClassVar[Mapping[str, Any]] = {}
+    takes_attributes: ClassVar[bool] = False  # also defends classifiers of attributes
     releases: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.releases and cls.release is Defense.release:
+            raise TypeError(f"{cls.__name__} has releases = True and lacks release(): define it")
 
     @property
     def needs(self) -> frozenset[Asset]:
-        """What it must know of the world, besides the private pictures and the public ones."""
+        """Assets the defense cannot work without, besides private and public images."""
         return frozenset()
 
     def replaces(self) -> frozenset[Part]:
-        """What this defense takes over from plain training; two defenses must not replace the same part."""
+        """Parts of plain training that this defense replaces; no two may replace the same part."""
         return frozenset()
 
     def couples_samples(self) -> bool:
-        """Whether its loss looks at several samples of a batch together."""
+        """Whether the loss of one sample depends on others in its batch."""
         return False
 
     def separates_samples(self) -> bool:
-        """Whether it needs the gradient of each sample on its own."""
+        """Whether the defense needs the gradient of each sample."""
         return False
 
     def non_gradient_leakage(self) -> str | None:
-        """How private pictures shape the network other than through the gradients of the training itself, if they do."""
+        """How private images shape the network other than by training gradients, if they do."""
         return None
 
     def stage(self) -> Stage | None:
-        """A training to begin from; needs "starting weights" in `replaces`."""
+        """A training to start from; needs "starting weights" in `replaces`."""
         return None
 
     def during_stage(self) -> "Defense | None":
-        """What of this defense already acts in the first stage, because its change of layers would ruin trained weights."""
+        """The part of this defense that is already active in the first stage, such as layers."""
         return None
 
     def prepare(self, target: Target, *, seed: int) -> Target:
-        """Change the freshly built network before training (and again, the same way, before loading its weights)."""
+        """Change the untrained network; also called, with the same seed, before loading weights."""
         return target
 
-    def problems(self, target: Target, size: Size) -> list[str]:
-        """Everything that keeps this defense from working on the prepared network in a training of this size; nothing is computed."""
+    def problems(self, target: Target, size: TrainingSize) -> list[str]:
+        """List everything that keeps the defense from training the prepared network."""
         return []
 
     def begin(self, target: Target, images: Images, *, seed: int) -> None:
-        """Look at the private training pictures once, before the first epoch; may set which weights learn."""
+        """Read the private training images before the first epoch; may set what is trainable."""
 
     def optimizer(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, size: Size
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, size: TrainingSize
     ) -> torch.optim.Optimizer:
-        """Come between the gradients and the weights."""
+        """Wrap the optimiser."""
         return optimizer
 
     def opponent(
         self, target: Target, public: Images, perceptual: Target | None, *, seed: int
     ) -> Opponent | None:
-        """A simulated attacker to train against, who owns the public pictures."""
+        """Return a simulated attacker to train against; it may use the public images."""
         return None
+
+    def modes(self, target: Target) -> None:
+        """Put layers back into evaluation mode at the start of each epoch."""
+
+    def batches(self, labels: Tensor, size: int, rng: torch.Generator) -> list[Tensor]:
+        """Return the image indices of each batch of an epoch; needs "batches" in `replaces`.
+
+        An empty batch is a step without images.
+        """
+        raise TypeError(f"{type(self).__name__} must define batches()")
+
+    def taps(self, target: Target) -> tuple[str, ...]:
+        """Name the layers whose outputs `losses` reads."""
+        return ()
+
+    def losses(self, batch: Batch) -> dict[str, Term]:
+        """Return named terms to add to the objective."""
+        return {}
+
+    def at_full_strength(self, progress: TrainingProgress) -> bool:
+        """Whether this epoch may be selected as the result: all defenses at full strength."""
+        return True
+
+    def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
+        """Return plain values about the trained target that a report shows."""
+        return {}
 
     def release(
         self, encoder: nn.Module, images: Tensor, assets: Assets, *, seed: int, work: Work
     ) -> Release:
-        """The features to let out for pictures; needs `releases`. What is finished is kept in `work`, so that a release that was stopped goes on."""
+        """Return protected features of images; finished parts are kept in `work` to resume."""
         raise TypeError(f"{type(self).__name__} must define release()")
 
-    def misfits(self, image_shape: Shape, pictures: int, prior: Prior | None) -> list[str]:
-        """Everything that keeps `release` from protecting so many pictures of this shape with this prior; nothing is computed."""
+    def release_problems(self, image_shape: Shape, images: int, prior: Prior | None) -> list[str]:
+        """List everything that keeps `release` from protecting this many images."""
         return []
 
-    def efforts(
-        self, encoder: nn.Module, images: Tensor, assets: Assets, pictures: int
-    ) -> Iterator[tuple[Callable[[], Any], float]]:
-        """Pieces of the work of `release`, to be timed on a few images, and how often each is done for so many pictures."""
-        yield from ()
 
-    def modes(self, target: Target) -> None:
-        """Put layers out of training mode again, at the start of each epoch."""
-
-    def batches(self, labels: Tensor, size: int, rng: torch.Generator) -> list[Tensor]:
-        """Which pictures form the batches of an epoch; needs "batches" in `replaces`. An empty batch is a step without pictures."""
-        raise TypeError(f"{type(self).__name__} must define batches()")
-
-    def taps(self, target: Target) -> tuple[str, ...]:
-        """Names of the layers whose outputs `losses` wants to see."""
-        return ()
-
-    def losses(self, batch: Batch) -> dict[str, Term]:
-        """Named terms to add to the objective."""
-        return {}
-
-    def at_full_strength(self, progress: TrainingProgress) -> bool:
-        """Whether the defense is at full strength; only epochs at which all are at_full_strength may be selected as the result."""
-        return True
-
-    def facts(self, target: Target, size: Size) -> dict[str, Any]:
-        """What a reader of the finished target should know besides the parameters, as plain values."""
-        return {}
+defenses = Registry(
+    "defense", "frostglass.defenses.training", "frostglass.defenses.release", contract=Defense
+)

@@ -1,4 +1,4 @@
-"""Several defenses at once: hooks run in list order, and what one replaces no other may replace."""
+"""Several defenses at once: hooks run in list order, and each part is replaced at most once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,60 +15,65 @@ from frostglass.defenses.base import (
     Defense,
     Opponent,
     Part,
-    Size,
     Stage,
     Term,
     TrainingProgress,
+    TrainingSize,
     task_loss,
 )
 
 
 def conflicts(defenses: Sequence[Defense]) -> list[str]:
-    """Every pair that cannot be combined, with the deepest reason."""
+    """List every pair that cannot be combined, with the deepest reason."""
+    incomplete = [
+        f"{defense.name} replaces the batches and lacks batches(): define it"
+        for defense in defenses
+        if "batches" in defense.replaces() and type(defense).batches is Defense.batches
+    ]
     coupled = [
-        f"{one.name} looks at several samples of a batch together, and {other.name} needs the gradient of each on its own: keep one of them"
+        f"{one.name} looks at several samples of a batch together, and {other.name} needs the "
+        "gradient of each on its own: keep one of them"
         for one, other in permutations(defenses, 2)
         if one.couples_samples() and other.separates_samples()
     ]
-    unseen = [
+    leaking = [
         f"{one.name} {way}, where {other.name} adds no noise: leave that out, or keep one of them"
         for one, other in permutations(defenses, 2)
         if (way := one.non_gradient_leakage()) and other.separates_samples()
     ]
-    return (
-        coupled
-        + unseen
-        + [
-            f"{one.name} and {other.name} both replace the {part}: keep one of them"
-            for one, other in combinations(defenses, 2)
-            for part in sorted(one.replaces() & other.replaces())
-            if not (
-                (one.couples_samples() and other.separates_samples())
-                or (one.separates_samples() and other.couples_samples())
-            )
-        ]
-    )
+    twice = [
+        f"{one.name} and {other.name} both replace the {part}: keep one of them"
+        for one, other in combinations(defenses, 2)
+        for part in sorted(one.replaces() & other.replaces())
+        if not (
+            (one.couples_samples() and other.separates_samples())
+            or (one.separates_samples() and other.couples_samples())
+        )
+    ]
+    return incomplete + coupled + leaking + twice
 
 
 def check_composition(defenses: Sequence[Defense]) -> None:
-    if found := conflicts(defenses):
-        raise ConfigError(found)
+    """Raise ConfigError with every conflict between the defenses."""
+    if problems := conflicts(defenses):
+        raise ConfigError(problems)
 
 
 def stage(defenses: Sequence[Defense]) -> Stage | None:
-    """The training that comes first, if a defense asks for one."""
+    """Return the first stage, if a defense asks for one."""
     return next((stage for defense in defenses if (stage := defense.stage())), None)
 
 
 def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:
-    """What of the defenses already acts in the first stage."""
+    """Return the parts of the defenses that are already active in the first stage."""
     return tuple(early for defense in defenses if (early := defense.during_stage()))
 
 
 def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target:
-    """The network with every change; heads are replaced first, so that the order in a list does not decide what others count or swap.
+    """Apply every defense's changes to the network; the result does not depend on the list order.
 
-    What is put behind the encoder comes last: nobody else's boundary may freeze it.
+    Heads are replaced first, so that others count the final head. What is inserted behind the
+    encoder comes last, so that no other defense freezes it.
     """
 
     def place(defense: Defense) -> tuple[bool, bool]:
@@ -79,7 +84,7 @@ def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target
     return target
 
 
-def problems(defenses: Sequence[Defense], target: Target, size: Size) -> list[str]:
+def problems(defenses: Sequence[Defense], target: Target, size: TrainingSize) -> list[str]:
     return [
         f"{defense.name}: {problem}"
         for defense in defenses
@@ -93,7 +98,7 @@ def begin(defenses: Sequence[Defense], target: Target, images: Images, *, seed: 
 
 
 def optimizer(
-    defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.Optimizer, size: Size
+    defenses: Sequence[Defense], module: nn.Module, rule: torch.optim.Optimizer, size: TrainingSize
 ) -> torch.optim.Optimizer:
     for defense in defenses:
         rule = defense.optimizer(module, rule, size)
@@ -108,11 +113,8 @@ def opponents(
     *,
     seed: int,
 ) -> list[Opponent]:
-    return [
-        opponent
-        for defense in defenses
-        if (opponent := defense.opponent(target, public, perceptual, seed=seed))
-    ]
+    candidates = [defense.opponent(target, public, perceptual, seed=seed) for defense in defenses]
+    return [opponent for opponent in candidates if opponent]
 
 
 def modes(defenses: Sequence[Defense], target: Target) -> None:
@@ -121,12 +123,12 @@ def modes(defenses: Sequence[Defense], target: Target) -> None:
 
 
 def replacing(defenses: Sequence[Defense], part: Part) -> Defense | None:
-    """The defense that takes over this part of training, if one does."""
+    """Return the defense that replaces this part of training, if one does."""
     return next((defense for defense in defenses if part in defense.replaces()), None)
 
 
 def taps(defenses: Sequence[Defense], target: Target) -> list[tuple[str, ...]]:
-    """The layers that each of the defenses reads."""
+    """Return the layers that each defense reads."""
     return [defense.taps(target) for defense in defenses]
 
 
@@ -136,7 +138,10 @@ def losses(
     taps: Sequence[tuple[str, ...]],
     opponents: Sequence[Opponent] = (),
 ) -> dict[str, Term]:
-    """All terms of the objective; cross-entropy unless a defense replaces it. Each defense sees the layers it asked for and no others."""
+    """Return all terms of the objective; cross-entropy unless a defense replaces it.
+
+    Each defense sees only the layers it asked for.
+    """
     terms: dict[str, Term] = {}
     if not replacing(defenses, "classification loss"):
         terms["cross_entropy"] = Term(1.0, task_loss(batch.logits, batch.labels))
@@ -145,7 +150,8 @@ def losses(
         for name, term in defense.losses(own).items():
             if name in terms:
                 raise ConfigError(
-                    f"{defense.name} adds a second loss term named {name}: each term needs a name of its own"
+                    f"{defense.name} adds a second loss term named {name}: "
+                    "each term needs a name of its own"
                 )
             terms[name] = term
     for opponent in opponents:
@@ -157,7 +163,9 @@ def at_full_strength(defenses: Sequence[Defense], progress: TrainingProgress) ->
     return all(defense.at_full_strength(progress) for defense in defenses)
 
 
-def facts(defenses: Sequence[Defense], target: Target, size: Size) -> dict[str, dict[str, Any]]:
-    """What each defense has to tell about the finished target, by name; nothing from those that have nothing to tell."""
-    told = {defense.name: defense.facts(target, size) for defense in defenses}
-    return {name: values for name, values in told.items() if values}
+def facts(
+    defenses: Sequence[Defense], target: Target, size: TrainingSize
+) -> dict[str, dict[str, Any]]:
+    """Return each defense's facts about the trained target by name, without empty ones."""
+    every = {defense.name: defense.facts(target, size) for defense in defenses}
+    return {name: values for name, values in every.items() if values}

@@ -1,0 +1,16 @@
+"""Metrics, scores and the function that measures."""
+
+from typing import TYPE_CHECKING
+
+from frostglass.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from frostglass.metrics.accuracy import Accuracy
+    from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure, metrics
+    from frostglass.metrics.distance import Distance
+    from frostglass.metrics.face import Face
+    from frostglass.metrics.likeness import Likeness
+    from frostglass.metrics.manifold import Manifold
+    from frostglass.metrics.recognition import Recognition
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

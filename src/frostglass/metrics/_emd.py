@@ -1,4 +1,4 @@
-"""How far one set of pictures is from another as a whole: the earth mover's distance, exactly."""
+"""The exact earth mover's distance between two sets of images."""
 
 import math
 
@@ -7,59 +7,71 @@ from torch import Tensor
 
 from frostglass.core.errors import DataError, RunError
 
-LARGEST = 5000  # pairs; to match so many takes ten seconds and 400 MB
+MAX_PAIRS = 5000  # pairs; matching so many takes ten seconds and 400 MB
 
 
-def emd(some: Tensor, others: Tensor) -> float:
-    """The least mean L2 distance over all ways to pair two sets of pictures (N, ...) or embeddings (N, F), each flattened: W₁ of the two samples.
+def emd(first: Tensor, second: Tensor) -> float:
+    """Return W₁ of two sets: the least mean L2 distance over all pairings of their samples.
 
-    Sets of N and M are repeated to their least common multiple, which changes nothing of what they are samples of, if that is at most 5000. The pairs are found from
-    distances by matrix products, which are coarse near zero, so the distances of the pairs are computed again.
+    Samples are images (N, ...) or embeddings (N, F) and are flattened. Sets of N and M samples are
+    repeated to their least common multiple, which must be at most 5000; this does not change the
+    distributions. Matrix products find the pairs but are inaccurate near zero, so the distances of
+    the pairs are recomputed.
     """
-    if min(len(some), len(others)) < 1 or some.shape[1:] != others.shape[1:]:
+    if min(len(first), len(second)) < 1 or first.shape[1:] != second.shape[1:]:
         raise DataError(
-            f"expected two sets of one shape, got {tuple(some.shape)} and {tuple(others.shape)}"
+            f"expected two sets of one shape, got {tuple(first.shape)} and {tuple(second.shape)}"
         )
-    size = math.lcm(len(some), len(others))
-    if size > LARGEST:
+    size = math.lcm(len(first), len(second))
+    if size > MAX_PAIRS:
         raise DataError(
-            f"sets of {len(some)} and {len(others)} need {size} pairs, and at most {LARGEST} are matched: take fewer, and as many of the one as of the other"
+            f"expected at most {MAX_PAIRS} pairs, got {size} for sets of {len(first)} and "
+            f"{len(second)}. Use fewer samples, and equally many in both sets."
         )
-    one, other = (tensor.flatten(1).double().cpu() for tensor in (some, others))
-    if not (one.isfinite().all() and other.isfinite().all()):
-        raise RunError("some of the pictures or embeddings are not finite: no distance can be told")
-    from scipy.optimize import linear_sum_assignment  # imported here: it takes a second
+    first, second = (samples.flatten(1).double().cpu() for samples in (first, second))
+    if not (first.isfinite().all() and second.isfinite().all()):
+        raise RunError("images or embeddings are not finite: their distance is undefined")
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
-    rows, columns = (torch.arange(size) % len(tensor) for tensor in (one, other))
-    cost = torch.cdist(one, other)[rows][:, columns]
-    first, second = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
-    return (one[rows[first]] - other[columns[second]]).norm(dim=1).mean().item()
+    rows, columns = (torch.arange(size) % len(samples) for samples in (first, second))
+    cost = torch.cdist(first, second)[rows][:, columns]
+    left, right = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
+    return (first[rows[left]] - second[columns[right]]).norm(dim=1).mean().item()
 
 
 def pii_terms(
-    rebuilt: Tensor, originals: Tensor, draws: Tensor, other_draws: Tensor
+    reconstructions: Tensor, originals: Tensor, draws: Tensor, other_draws: Tensor
 ) -> dict[str, float]:
-    """Of Crafter's privacy index (ε-PII) what can be computed: earth mover's distances between four sets of as many pictures or embeddings each.
+    """Return the computable terms of Crafter's privacy index (ε-PII), as earth mover's distances.
 
-    `rebuilt`: reconstructions to draws of the prior, which is the index; the smaller, the more they look like anybody. `floor`: draws to other draws, which is not 0 for
-    samples, and falls as they grow; `rebuilt` is small if it is near this. `originals`: true pictures to draws, which is what a perfect attack gets. The
-    index does not ask whose a picture is: where `originals` is itself near `floor` (a good prior), a perfect attack looks as private as none. And
-    pictures that are blurred towards the mean of all come out below `floor`, because they are nearer to every draw than draws are to each other.
+    All four sets hold equally many images or embeddings.
 
-    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024, arXiv 2401.07205.
+    `reconstructions` is the index: their distance to draws of the prior. A small value means that
+    they look like anyone. `floor` is the distance of draws to other draws, which is not 0 for
+    finite samples and falls as they grow: the index is small if it is close to `floor`. `originals`
+    is the distance of true images to draws, which a perfect attack would reach.
 
-    Differs: The paper estimates this distance by a critic, while it protects; ours is exact for the samples, and for them alone. What cannot be computed, and
-    is not claimed: the distance between the distributions behind the samples, the reconstructions of attacks that were not run (the best attacker's
-    included), and any bound on an attacker's success that the paper's main text may draw from ε; ours follows its appendix and code.
+    The index ignores whom an image shows: if `originals` is itself close to `floor` (a good
+    prior), a perfect attack looks as private as none. Images blurred towards the mean come out
+    below `floor`, because they are closer to every draw than draws are to each other.
+
+    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
+    Deep Models, NDSS 2024, arXiv 2401.07205.
+
+    Differs: The paper estimates this distance with a critic while it protects. Ours is exact for
+    the samples, and only for them. It does not cover the distance between the distributions behind
+    the samples, the reconstructions of attacks that were not run (the best attacker's included),
+    or any bound on an attacker's success that the paper's main text may derive from ε. It follows
+    the paper's appendix and code.
     """
-    sets = {"rebuilt": rebuilt, "originals": originals, "draws": draws, "other_draws": other_draws}
-    if len({len(tensor) for tensor in sets.values()}) > 1:
-        told = ", ".join(f"{len(tensor)} {name}" for name, tensor in sets.items())
+    sizes = [len(samples) for samples in (reconstructions, originals, draws, other_draws)]
+    if len(set(sizes)) > 1:
         raise DataError(
-            f"expected as many of each, because distances of samples depend on their size, got {told}"
+            "expected as many reconstructions, originals, draws and other draws, because distances "
+            f"depend on the number, got {', '.join(map(str, sizes))}"
         )
     return {
-        "rebuilt": emd(rebuilt, draws),
+        "reconstructions": emd(reconstructions, draws),
         "floor": emd(draws, other_draws),
         "originals": emd(originals, draws),
     }

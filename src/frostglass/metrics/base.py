@@ -1,22 +1,26 @@
-"""A score is a measured value with one row per identity and an interval; a metric turns evidence into columns of such rows."""
+"""The contract of metrics: evidence goes in, one row per identity and candidate comes out."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from html import escape
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.method import Method
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.metrics._stats import interval
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
-metrics = Registry("metric", "frostglass.metrics")
 CHUNK = 128
+SHARES = ("top1", "top5", "target_")  # columns with these prefixes are shares of 1
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,30 @@ class Score:
     @classmethod
     def of(cls, name: str, values: Tensor) -> "Score":
         low, high = interval(values)
-        return cls(
-            name=name,
-            value=values.double().mean().item(),
-            low=low,
-            high=high,
-            values=tuple(values.tolist()),
-        )
+        mean = values.double().mean().item()
+        return cls(name=name, value=mean, low=low, high=high, values=tuple(values.tolist()))
+
+    def _cells(self) -> tuple[str, str, str]:
+        """Name, value and interval as text; shares are in percent."""
+        if self.name.startswith(SHARES):
+            value, low, high = (f"{100 * x:.1f}" for x in (self.value, self.low, self.high))
+            return self.name, f"{value} %", f"{low} to {high}"
+        return self.name, f"{self.value:.4g}", f"{self.low:.4g} to {self.high:.4g}"
+
+    def __repr__(self) -> str:
+        name, value, between = self._cells()
+        return f"{name}: {value} ({between}), {len(self.values)} people"
+
+    def _repr_html_(self) -> str:
+        return _html([(*self._cells(), str(len(self.values)))])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One row per (identity, candidate): `columns` maps a name to values (I, K); every averaging convention can be derived from them.
+    """One row per (identity, candidate): `columns` maps a name to values (I, K).
 
-    Candidates are in the order of the target's liking; `draws` (I, K) says which draw each was, where draws have an order.
+    Every averaging convention can be derived from them. Candidates are sorted by the target's
+    confidence; `draws` (I, K) gives the draw number of each, where draws have an order.
     """
 
     labels: Tensor
@@ -54,96 +68,137 @@ class Rows:
     key: str = ""
 
     def score(self, name: str) -> Score:
-        """Mean over candidates, then over identities."""
+        """Average over candidates, then over identities."""
         return Score.of(name, self.columns[name].double().mean(1))
+
+    def __repr__(self) -> str:
+        candidates = next((values.shape[1] for values in self.columns.values()), 0)
+        names = ", ".join(self.columns) or "no columns"
+        return f"Rows: {len(self.labels)} people × {candidates} candidates: {names}"
+
+    def _repr_html_(self) -> str:
+        people = str(len(self.labels))
+        return _html([(*self.score(name)._cells(), people) for name in self.columns])
+
+
+def _html(rows: Sequence[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("score", "value", "95 % interval", "people"))
+    lines = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What metrics may look at. Evaluators are judges only: nothing is ever selected with them.
+    """What metrics may look at. Evaluators only measure: nothing is ever selected with them.
 
-    `victims` (I, P, C, H, W) in [0, 1] are the true pictures where each candidate was rebuilt from one of them: of a person's K candidates the first K / P belong
-    to the first picture, and so on. `embedder` tells people apart who are in none of the sets.
+    Args:
+        reconstructions: the reconstructions to measure.
+        target: the attacked model.
+        evaluators: classifiers of the private people that no attack has access to.
+        split: the private and public images.
+        victims: true images (I, P, C, H, W) in [0, 1], if each candidate reconstructs one of them.
+            Of a person's K candidates the first K / P belong to the first image, and so on.
+        embedder: a network that distinguishes people and was trained on others than the private.
+        embeds: whether the latents of the reconstructions are embeddings of the embedder.
     """
 
-    found: Reconstructions
+    reconstructions: Reconstructions
     target: Target
     evaluators: Sequence[Target]
     split: Split
     victims: Tensor | None = None
     embedder: Target | None = None
+    embeds: bool = False
 
     @cached_property
-    def pictures(self) -> Tensor:
-        """All reconstructions in one row, as a viewer would get them: 8-bit pictures."""
-        return self.found.images.flatten(0, 1).mul(255).round().div(255)
+    def images(self) -> Tensor:
+        """All reconstructions (I · K, C, H, W), rounded to 8 bits as saved images are."""
+        return self.reconstructions.images.flatten(0, 1).mul(255).round().div(255)
+
+    @property
+    def labels(self) -> Tensor:
+        """The attacked class of each of `images`."""
+        candidates = self.reconstructions.images.shape[1]
+        return self.reconstructions.labels.repeat_interleave(candidates)
 
     @cached_property
     def target_logits(self) -> Tensor:
-        return outputs(self.target, self.pictures)[0]
+        return outputs(self.target, self.images)[0]
 
     @cached_property
     def evaluator_outputs(self) -> list[tuple[Tensor, Tensor]]:
-        return [outputs(evaluator, self.pictures) for evaluator in self.evaluators]
+        return [outputs(evaluator, self.images) for evaluator in self.evaluators]
 
     @cached_property
     def originals(self) -> Tensor:
-        """The true picture behind each of `pictures`, in the same order."""
-        return self.handed_on(self.true_pictures)
+        """The true image of each of `images`, in the same order."""
+        return self.per_candidate(self.true_images)
 
     @property
-    def true_pictures(self) -> Tensor:
-        """The victims' pictures, which must be there."""
+    def true_images(self) -> Tensor:
+        """The victims' images (I, P, C, H, W); an error if there are none."""
         if self.victims is None:
             raise ConfigError(
-                "no victims' pictures to compare with: only an attack on features rebuilds given pictures, leave this metric out"
+                "no true images to compare with: only attacks on features reconstruct given "
+                "images. Remove this metric."
             )
         return self.victims
 
-    def handed_on(self, values: Tensor) -> Tensor:
-        """What is known of each true picture, (I, P, ...), handed on to every candidate for it, flat as `pictures`."""
-        people, candidates = self.found.images.shape[:2]
+    def per_candidate(self, values: Tensor) -> Tensor:
+        """Repeat a value of each true image (I, P, ...) for its candidates, flat as `images`."""
+        people, candidates = self.reconstructions.images.shape[:2]
         if len(values) != people or not values.shape[1] or candidates % values.shape[1]:
             raise RunError(
-                f"{len(values)} people with {values.shape[1]} pictures each cannot be behind {people} people with {candidates} candidates each: "
-                "as many people and a whole number of tries for each picture are needed"
+                f"expected {people} people and a number of images that divides {candidates} "
+                f"candidates, got {len(values)} people with {values.shape[1]} images each"
             )
-        if self.found.draws is not None:
+        if self.reconstructions.draws is not None and values.shape[1] > 1:
             raise RunError(
-                "these candidates are sorted by the target's liking: which picture each was rebuilt from is not known any more"
+                "expected candidates in the order of the true images, got candidates sorted by the "
+                "target's confidence: they cannot be assigned to images"
             )
         return values.repeat_interleave(candidates // values.shape[1], 1).flatten(0, 1)
 
     def table(self, flat: Tensor) -> Tensor:
-        """A value per picture as (I, K)."""
-        return flat.unflatten(0, self.found.images.shape[:2])
+        """Reshape one value per image to (I, K)."""
+        return flat.unflatten(0, self.reconstructions.images.shape[:2])
 
 
-class Metric(Protocol):
-    """A frozen set of parameters that measures columns of rows."""
+class Metric(Method):
+    """A frozen set of parameters that measures columns of rows.
 
-    name: ClassVar[str]
+    `surfaces` says in which audits the metric can be measured: "model", "features", or both.
+    `needs` names the networks it uses besides evaluators: "embedder".
+    """
 
-    def columns(self, evidence: Evidence) -> dict[str, Tensor]: ...
+    surfaces: ClassVar[frozenset[str]] = frozenset({"model", "features"})
+    needs: ClassVar[frozenset[Asset]] = frozenset()
+
+    @abstractmethod
+    def columns(self, evidence: Evidence) -> dict[str, Tensor]:
+        """Measure named values (I, K), one per identity and candidate."""
 
 
-def outputs(judge: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
-    """Logits and features of many pictures, in evaluation mode and without gradients."""
-    device = device_of(judge.module)
+metrics = Registry("metric", "frostglass.metrics", contract=Metric)
+
+
+def outputs(classifier: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
+    """Return logits and features of many images, in evaluation mode and without gradients."""
+    device = device_of(classifier.module)
     logits, features = [], []
-    with frozen(judge.module), torch.no_grad():
+    with frozen(classifier.module), torch.no_grad():
         for index in torch.arange(len(images)).split(CHUNK):
             batch = images.floats(index) if isinstance(images, Images) else images[index]
-            some_logits, some_features = judge.outputs(batch.to(device))
+            some_logits, some_features = classifier.outputs(batch.to(device))
             logits.append(some_logits.cpu())
             features.append(some_features.cpu())
     return torch.cat(logits), torch.cat(features)
 
 
 def nearest(queries: Tensor, references: Tensor) -> Tensor:
-    """Euclidean distance from each query to its nearest reference.
+    """Return the Euclidean distance from each query to its nearest reference.
 
-    The nearest is found by matrix products, whose distances are too coarse near zero, so the distance itself is computed again.
+    Matrix products find the nearest but are inaccurate near zero, so its distance is recomputed.
     """
     return torch.cat(
         [
@@ -154,13 +209,17 @@ def nearest(queries: Tensor, references: Tensor) -> Tensor:
 
 
 def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
-    """All columns of all chosen metrics; a value that is not finite fails the step, because a skipped metric flatters a defense."""
+    """Measure all columns of the chosen metrics; a value that is not finite raises RunError.
+
+    A metric that is silently skipped would make a defense look better than it is.
+    """
     columns: dict[str, Tensor] = {}
     for metric in chosen:
         for name, values in metric.columns(evidence).items():
-            if not values.isfinite().all():
+            if broken := int((~values.isfinite()).sum()):
                 raise RunError(
-                    f"metric {metric.name}: {name} is not finite for {int((~values.isfinite()).sum())} reconstructions"
+                    f"metric {metric.name}: {name} is not finite for {broken} reconstructions"
                 )
             columns[name] = values.float()
-    return Rows(labels=evidence.found.labels, columns=columns, draws=evidence.found.draws)
+    reconstructions = evidence.reconstructions
+    return Rows(labels=reconstructions.labels, columns=columns, draws=reconstructions.draws)

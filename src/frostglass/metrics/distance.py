@@ -1,30 +1,33 @@
-"""Distance to the nearest private picture of the attacked person."""
+"""Distance to the nearest private image of the attacked person."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from frostglass.core.parameters import parameters
-from frostglass.metrics.base import Evidence, metrics, nearest, outputs
+from frostglass.metrics.base import Evidence, Metric, metrics, nearest, outputs
 
 
 @metrics.register
 @parameters
-class Distance:
-    """How near is a reconstruction to a real picture of the person? Column `distance`: L2 to the nearest private training picture of the
-    attacked class among the first evaluator's penultimate features; `distance_squared` is what PPA and the KNN-distance code report.
+class Distance(Metric):
+    """How close is a reconstruction to a real image of the person?
+
+    Column `distance`: L2 to the nearest private training image of the attacked class among the
+    first evaluator's penultimate features. Column `distance_squared`: its square, which PPA and
+    the KNN-distance code report.
     """
 
+    title: ClassVar[str] = "KNN distance"
+
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        private = evidence.split.train
+        private, labels = evidence.split.train, evidence.labels
         _, known = outputs(evidence.evaluators[0], private)
-        _, rebuilt = evidence.evaluator_outputs[0]
-        labels = evidence.found.labels.repeat_interleave(evidence.found.images.shape[1])
+        _, features = evidence.evaluator_outputs[0]
         distance = torch.empty(len(labels))
         for label in labels.unique().tolist():
-            distance[labels == label] = nearest(
-                rebuilt[labels == label], known[private.labels == label]
-            )
-        return {
-            "distance": evidence.table(distance),
-            "distance_squared": evidence.table(distance**2),
-        }
+            own = labels == label
+            distance[own] = nearest(features[own], known[private.labels == label])
+        table = evidence.table(distance)
+        return {"distance": table, "distance_squared": table**2}

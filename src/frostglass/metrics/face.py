@@ -1,82 +1,120 @@
-"""How much two pictures show the same person, to a network that tells people apart."""
+"""How similar two faces are to a network that distinguishes people."""
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
-from frostglass.metrics.base import CHUNK, Evidence, metrics
+from frostglass.metrics.base import CHUNK, Evidence, Metric, metrics
 from frostglass.networks.embedding import embed, public_centre
 
 
 @metrics.register
 @parameters
-class Face:
-    """Is it still the same face? Column `face_similarity`: the cosine between the embeddings of the rebuilt 8-bit picture and of the true one.
+class Face(Metric):
+    """Is it still the same face?
 
-    An embedding is the direction of the embedder's penultimate feature, seen from the mean of public pictures. The number alone says little: read it between
-    the mean cosine of two photos of different people and that of two photos of one person, which `reference_similarities` gives for the same embedder.
+    Column `face_similarity`: the cosine between the embedding of the 8-bit reconstruction and its
+    reference. In a feature audit the reference is the true image that was attacked. In a model
+    audit there is no single true image: the column is the mean cosine to the person's private
+    training images.
 
-    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations, AAAI 2020, arXiv 1911.10143.
+    Column `similarity`: the same, except for attacks that reconstruct embeddings. For those it is
+    the cosine between the reconstructed embedding itself and the true one.
 
-    Differs: The paper's embedder is OpenFace, and it does not say that features are centred; ours is whatever network is given, so the paper's figures (0.551 without a
-    defense, 0.515 with it) are on another scale.
+    An embedding is the direction of the embedder's penultimate feature relative to the mean of
+    public images. Read the value between the mean cosine of two photos of different people and
+    that of two photos of one person: `reference_similarities` computes both.
+
+    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented
+    Representations, AAAI 2020, arXiv 1911.10143.
+
+    Differs: The paper's embedder is OpenFace, and it does not say that features are centred. Ours
+    is whatever network is given, so the paper's figures (0.551 without a defense, 0.515 with it)
+    are on another scale.
     """
 
+    title: ClassVar[str] = "Face similarity"
+    needs: ClassVar[frozenset[Asset]] = frozenset({"embedder"})
+
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        if evidence.embedder is None:
+        embedder = evidence.embedder
+        if embedder is None:
             raise ConfigError(
-                "face needs a network that tells people apart, and none is given: pass embedder=..."
+                "face needs a network that distinguishes people, got none: pass embedder=..."
             )
-        victims = evidence.true_pictures
-        centre = public_centre(evidence.embedder, evidence.split.public)
-        true = embed(evidence.embedder, victims.flatten(0, 1), centre).unflatten(
-            0, victims.shape[:2]
-        )
-        rebuilt = embed(evidence.embedder, evidence.pictures, centre)
-        return {
-            "face_similarity": evidence.table((rebuilt * evidence.handed_on(true)).sum(1).cpu())
-        }
+        centre = public_centre(embedder, evidence.split.public)
+        references = _references(evidence, embedder, centre)
+        embeddings = embed(embedder, evidence.images, centre)
+        similarity = (embeddings * evidence.per_candidate(references)).sum(1).cpu()
+        columns = dict.fromkeys(("face_similarity", "similarity"), evidence.table(similarity))
+        if evidence.embeds:
+            latents = evidence.reconstructions.latents
+            columns["similarity"] = feature_similarity(latents, references.cpu())
+        return columns
+
+
+def _references(evidence: Evidence, embedder: Target, centre: Tensor) -> Tensor:
+    """Embeddings of each person's true images (I, P, F), or (I, 1, F) means of training images.
+
+    The product with a mean of unit vectors is the mean cosine to them.
+    """
+    images, train = evidence.victims, evidence.split.train
+    if images is not None:
+        return embed(embedder, images.flatten(0, 1), centre).unflatten(0, images.shape[:2])
+    means = [
+        embed(embedder, train.floats(train.labels == label), centre).mean(0, keepdim=True)
+        for label in evidence.reconstructions.labels.tolist()
+    ]
+    return torch.stack(means)
 
 
 def feature_similarity(latents: Tensor, embeddings: Tensor) -> Tensor:
-    """Cosine (I, K) between guessed embeddings (I, K, F), as the `mapper` attack leaves them in `latents`, and those of the true pictures, (I, P, F).
+    """Return cosines (I, K) of reconstructed embeddings (I, K, F) and true ones (I, P, F).
 
-    Of a person's K guesses the first K / P belong to the first picture, and so on. The latents of other attacks are no embeddings, and nothing tells by
-    their shape: only call this for those that are.
+    The `mapper` attack leaves embeddings in `latents`. Of a person's K candidates the first K / P
+    belong to the first image, and so on. Latents of other attacks are no embeddings, which their
+    shape does not show: call this only for attacks that embed.
 
-    Paper: Xiao et al., AAAI 2020, arXiv 1911.10143, "feature similarity" (0.835 without a defense, 0.574 with it, on its own embedder).
+    Paper: Xiao et al., AAAI 2020, arXiv 1911.10143, "feature similarity" (0.835 without a defense,
+    0.574 with it, on its own embedder).
     """
-    people, guesses, size = latents.shape if latents.ndim == 3 else (0, 0, 0)
+    people, candidates, size = latents.shape if latents.ndim == 3 else (0, 0, 0)
     if (
         not people
         or embeddings.ndim != 3
         or (len(embeddings), embeddings.shape[2]) != (people, size)
-        or guesses % embeddings.shape[1]
+        or candidates % embeddings.shape[1]
     ):
         raise DataError(
-            f"expected guesses (I, K, F) and embeddings (I, P, F) with K a multiple of P, got {tuple(latents.shape)} and {tuple(embeddings.shape)}: "
-            "only the latents of an attack that guesses embeddings can be compared"
+            "expected latents (I, K, F) and embeddings (I, P, F) with K a multiple of P, got "
+            f"{tuple(latents.shape)} and {tuple(embeddings.shape)}: only the latents of an attack "
+            "that reconstructs embeddings can be compared"
         )
-    return F.cosine_similarity(
-        latents, embeddings.repeat_interleave(guesses // embeddings.shape[1], 1), dim=2
-    )
+    repeated = embeddings.repeat_interleave(candidates // embeddings.shape[1], 1)
+    return F.cosine_similarity(latents, repeated, dim=2)
 
 
 def reference_similarities(embedder: Target, images: Images, public: Images) -> dict[str, float]:
-    """The scale on which to read a face similarity: mean cosine of two photos of one person, and of photos of two people.
+    """Return the scale of face similarities: mean cosines within one person and between people.
 
-    `same_person` is the mean over people with at least two photos of the mean over their pairs, `different_people` the mean over pairs of people of the mean over
-    pairs of their photos, so that everybody counts alike; `people` are in the second, `with_several` in the first. Computed from sums: Σᵢ≠ⱼ eᵢ·eⱼ = ‖Σ e‖² - Σ‖e‖².
+    `same_person` is the mean over people with at least two photos of the mean over their pairs.
+    `different_people` is the mean over pairs of people of the mean over pairs of their photos, so
+    that all people have the same weight. `people` counts those in the second mean, `with_several`
+    those in the first. Computed from sums: Σᵢ≠ⱼ eᵢ·eⱼ = ‖Σ e‖² - Σ‖e‖².
     """
-    if not len(images) or int(images.labels.min()) < 0:
+    unknown = int((images.labels < 0).sum())
+    if not len(images) or unknown:
         raise DataError(
-            f"expected pictures whose people are known, got {int((images.labels < 0).sum())} of {len(images)} of nobody in particular"
+            f"expected images of known people, got {len(images)} images, {unknown} without a label"
         )
     centre = public_centre(embedder, public)
-    found = torch.cat(
+    embeddings = torch.cat(
         [
             embed(embedder, images.floats(index), centre).cpu()
             for index in torch.arange(len(images)).split(CHUNK)
@@ -87,17 +125,17 @@ def reference_similarities(embedder: Target, images: Images, public: Images) -> 
     several = count > 1
     if len(count) < 2 or not several.any():
         raise DataError(
-            f"{len(images)} pictures of {len(count)} people have no two photos of one person and of two people: give at least two people, one of them with two photos"
+            "expected at least 2 people, and 2 photos of one of them, got "
+            f"{len(images)} images of {len(count)} people. Add images."
         )
-    total = torch.zeros(len(count), found.shape[1], dtype=torch.double).index_add_(0, people, found)
-    lengths = torch.zeros(len(count), dtype=torch.double).index_add_(
-        0, people, found.square().sum(1)
-    )
-    same = ((total.square().sum(1) - lengths) / (count * (count - 1)))[several].mean()
+    size = embeddings.shape[1]
+    total = torch.zeros(len(count), size, dtype=torch.double).index_add_(0, people, embeddings)
+    squares = embeddings.square().sum(1)
+    squares = torch.zeros(len(count), dtype=torch.double).index_add_(0, people, squares)
+    same = ((total.square().sum(1) - squares) / (count * (count - 1)))[several].mean()
     means = total / count[:, None]
-    different = (means.sum(0).square().sum() - means.square().sum()) / (
-        len(count) * (len(count) - 1)
-    )
+    pairs = len(count) * (len(count) - 1)
+    different = (means.sum(0).square().sum() - means.square().sum()) / pairs
     return {
         "same_person": same.item(),
         "different_people": different.item(),

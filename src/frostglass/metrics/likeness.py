@@ -1,62 +1,76 @@
-"""How like the true picture a rebuilt one is, pixel by pixel and structure by structure."""
+"""How similar a reconstruction is to the true image, in pixels and in structure."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters
-from frostglass.metrics.base import Evidence, metrics
+from frostglass.metrics.base import Evidence, Metric, metrics
 
 WINDOW = 11  # pixels a side of SSIM's Gaussian window (sigma 1.5)
-HIGHEST = 100.0  # dB; two equal pictures would have infinitely many
-CHUNK = 16  # pictures at once: FSIM holds 16 filtered maps of each
+MAX_PSNR = 100.0  # dB; equal images would have infinitely many
+CHUNK = 16  # images at once: FSIM holds 16 filtered maps of each
 
 
 @metrics.register
 @parameters
-class Likeness:
-    """How like the true picture is the rebuilt one? Columns `ssim`, `psnr` (dB), `fsim` and `mse` of each 8-bit picture against the one it was rebuilt from.
+class Likeness(Metric):
+    """How similar is the reconstruction to the true image?
 
-    SSIM is the mean over channels and over all places where its window (11×11, Gaussian, sigma 1.5) lies inside the picture. PSNR = -10 log₁₀ MSE over all
-    channels, at most 100 dB, which is what equal pictures get. FSIM compares phase congruency and gradients of the luminance, and for pictures in colour also
-    chrominance (FSIMc). These say how much of a *picture* came back, not who is in it, which is the business of `face` and `recognition`: the mean of all faces
-    is nearer to a photo by PSNR than another photo of the same person is (13.3 and 11.9 dB for 64 procedural faces of 32 pixels).
+    Columns `ssim`, `psnr` (dB), `fsim` and `mse` of each 8-bit reconstruction and its true image.
 
-    Paper: Wang et al., Image Quality Assessment: From Error Visibility to Structural Similarity, IEEE TIP 2004; Zhang et al., FSIM: A Feature
-    Similarity Index for Image Quality Assessment, IEEE TIP 2011. SSIM and PSNR are reported by Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations, AAAI 2020, arXiv 1911.10143.
+    SSIM is the mean over channels and over all positions where its window (11×11, Gaussian, sigma
+    1.5) lies inside the image. PSNR = -10 log₁₀ MSE over all channels, at most 100 dB, which equal
+    images get. FSIM compares phase congruency and gradients of the luminance, and for colour
+    images also chrominance (FSIMc). These measure how much of an *image* was reconstructed, not
+    who is in it (see `face` and `recognition`): by PSNR the mean of all faces is closer to a photo
+    than another photo of the same person is (13.3 and 11.9 dB for 64 procedural faces of 32
+    pixels).
 
-    Differs: In pictures under 11 pixels a side SSIM's window is the largest odd one that fits. FSIM keeps its four wavelengths (6, 12, 24, 48 pixels) also where a picture is
-    smaller than the longest: with those alone that fit, noise was told from faces less well. Values of different sizes are not on one scale. From 384 pixels on both
-    shrink a picture first, as their authors do. Phase congruency does not look at contrast, so FSIM says nothing of a flat picture. The AAAI paper does not say how it
-    computes SSIM and PSNR.
+    Paper: Wang et al., Image Quality Assessment: From Error Visibility to Structural Similarity,
+    IEEE TIP 2004; Zhang et al., FSIM: A Feature Similarity Index for Image Quality Assessment,
+    IEEE TIP 2011. SSIM and PSNR are reported by Xiao et al., Adversarial Learning of
+    Privacy-Preserving and Task-Oriented Representations, AAAI 2020, arXiv 1911.10143.
+
+    Differs: For images under 11 pixels a side SSIM's window is the largest odd one that fits. FSIM
+    keeps its four wavelengths (6, 12, 24, 48 pixels) also if an image is smaller than the longest:
+    with only those that fit, it separated noise from faces less well. Values of different image
+    sizes are not on one scale. From 384 pixels on both downscale an image first, as their authors
+    do. Phase congruency ignores contrast, so FSIM says nothing about a flat image. The AAAI paper
+    does not say how it computes SSIM and PSNR.
     """
 
+    title: ClassVar[str] = "Image similarity"
+    surfaces: ClassVar[frozenset[str]] = frozenset({"features"})
+
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        pairs = zip(evidence.pictures.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
-        parts = [likeness(rebuilt, true) for rebuilt, true in pairs]
+        pairs = zip(evidence.images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
+        parts = [likeness(images, originals) for images, originals in pairs]
         return {
             name: evidence.table(torch.cat([part[name] for part in parts])) for name in parts[0]
         }
 
 
-def likeness(rebuilt: Tensor, true: Tensor) -> dict[str, Tensor]:
-    """SSIM, PSNR, FSIM and MSE, each (N,), of pictures (N, C, H, W) in [0, 1], grey or in colour."""
-    import piq  # imported here: it takes seconds
+def likeness(images: Tensor, originals: Tensor) -> dict[str, Tensor]:
+    """Return SSIM, PSNR, FSIM and MSE, each (N,), of grey or colour images (N, C, H, W)."""
+    import piq  # slow to import
 
-    if rebuilt.shape != true.shape or rebuilt.ndim != 4 or rebuilt.shape[1] not in (1, 3):
+    if images.shape != originals.shape or images.ndim != 4 or images.shape[1] not in (1, 3):
         raise RunError(
-            f"expected grey or colour pictures of one size, got {tuple(rebuilt.shape)} and {tuple(true.shape)}: rebuild them at the size of the true ones"
+            f"expected grey or colour images of one size, got {tuple(images.shape)} and "
+            f"{tuple(originals.shape)}: reconstruct images at the size of the true ones"
         )
-    if not all(bool(((images >= 0) & (images <= 1)).all()) for images in (rebuilt, true)):
-        raise RunError(
-            "expected pictures in [0, 1], got values outside: only such pictures can be compared"
-        )
-    side = min(true.shape[2:])
+    if not all(bool(((some >= 0) & (some <= 1)).all()) for some in (images, originals)):
+        raise RunError("expected images in [0, 1], got values outside: scale them to [0, 1]")
+    side = min(originals.shape[2:])
     window = min(WINDOW, side - 1 + side % 2)
-    mse = (rebuilt - true).square().mean((1, 2, 3))
+    mse = (images - originals).square().mean((1, 2, 3))
+    colour = originals.shape[1] == 3
     return {
-        "ssim": piq.ssim(rebuilt, true, kernel_size=window, reduction="none"),
-        "psnr": -10 * mse.clamp(min=10 ** (-HIGHEST / 10)).log10(),
-        "fsim": piq.fsim(rebuilt, true, chromatic=true.shape[1] == 3, reduction="none"),
+        "ssim": piq.ssim(images, originals, kernel_size=window, reduction="none"),
+        "psnr": -10 * mse.clamp(min=10 ** (-MAX_PSNR / 10)).log10(),
+        "fsim": piq.fsim(images, originals, chromatic=colour, reduction="none"),
         "mse": mse,
     }

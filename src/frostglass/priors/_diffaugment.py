@@ -1,6 +1,7 @@
-"""Differentiable changes that a critic sees of real and made pictures alike, so that it cannot learn few pictures by heart.
+"""Differentiable augmentation of what a critic sees, so that it cannot memorise few images.
 
-Paper: Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training, NeurIPS 2020, arXiv 2006.10738.
+Paper: Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training, NeurIPS 2020, arXiv
+2006.10738.
 """
 
 from typing import Literal
@@ -9,50 +10,47 @@ import torch
 from torch import Tensor
 
 Change = Literal["colour", "move", "cover"]
-REACH = 1 / 8  # of the side that pictures are moved by, at most
-COVER = 1 / 2  # of the side that the covered square has
+REACH = 1 / 8  # largest shift as a share of the side
+COVER = 1 / 2  # side of the covered square as a share of the image's
 
 
-def changed(pictures: Tensor, changes: tuple[Change, ...], rng: torch.Generator) -> Tensor:
-    """Raw pictures (N, C, H, W) around 0, each changed by draws of its own; what is moved in or covered is 0, the middle of the range."""
+def changed(images: Tensor, changes: tuple[Change, ...], rng: torch.Generator) -> Tensor:
+    """Augment raw images (N, C, H, W) in [-1, 1], each with its own draws; gaps become 0."""
     for change in changes:
-        pictures = {"colour": _coloured, "move": _moved, "cover": _covered}[change](pictures, rng)
-    return pictures
+        images = {"colour": _coloured, "move": _moved, "cover": _covered}[change](images, rng)
+    return images
 
 
-def _coloured(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Brightness moved by up to ½ either way, saturation times 0 to 2, contrast times ½ to 1½."""
-    bright, saturation, contrast = torch.rand(3, len(pictures), 1, 1, 1, generator=rng).to(pictures)
-    pictures = pictures + (bright - 0.5)
-    pictures = torch.lerp(pictures.mean(1, keepdim=True), pictures, 2 * saturation)
-    return torch.lerp(pictures.mean((1, 2, 3), keepdim=True), pictures, contrast + 0.5)
+def _coloured(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Shift brightness by up to ½ either way, scale saturation by 0 to 2, contrast by ½ to 1½."""
+    bright, saturation, contrast = torch.rand(3, len(images), 1, 1, 1, generator=rng).to(images)
+    images = images + (bright - 0.5)
+    images = torch.lerp(images.mean(1, keepdim=True), images, 2 * saturation)
+    return torch.lerp(images.mean((1, 2, 3), keepdim=True), images, contrast + 0.5)
 
 
-def _moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Moved by whole pixels, up to an eighth of the side either way."""
-    count, _, height, width = pictures.shape
+def _moved(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Shift by whole pixels, up to an eighth of the side either way."""
+    count, _, height, width = images.shape
     reach = [int(side * REACH + 0.5) for side in (height, width)]
     down, right = (torch.randint(-far, far + 1, (count, 1), generator=rng) for far in reach)
-    rows, columns = (
-        torch.arange(height) - down,
-        torch.arange(width) - right,
-    )  # where each pixel comes from
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
+    rows = torch.arange(height) - down  # where each pixel comes from
+    columns = torch.arange(width) - right
+    row_inside, column_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+    inside = row_inside[:, :, None] & column_inside[:, None, :]
     source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
-    source = source.flatten(1)[:, None].to(pictures.device).expand(-1, pictures.shape[1], -1)
-    return pictures.flatten(2).gather(2, source).view_as(pictures) * inside[:, None].to(pictures)
+    source = source.flatten(1)[:, None].to(images.device).expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, source).view_as(images) * inside[:, None].to(images)
 
 
-def _covered(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """A square of half the side is 0; parts of it may lie outside."""
-    count, _, height, width = pictures.shape
+def _covered(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Set a square of half the side to 0; parts of it may lie outside."""
+    count, _, height, width = images.shape
     inside = []
     for side in (height, width):
         length = int(side * COVER + 0.5)
         first = torch.randint(side + (1 - length % 2), (count, 1), generator=rng) - length // 2
-        places = torch.arange(side)
-        inside.append((places >= first) & (places < first + length))
+        positions = torch.arange(side)
+        inside.append((positions >= first) & (positions < first + length))
     square = inside[0][:, :, None] & inside[1][:, None, :]
-    return pictures * (~square)[:, None].to(pictures)
+    return images * (~square)[:, None].to(images)

@@ -1,4 +1,4 @@
-"""Networks that were made elsewhere: an ONNX graph, a TorchScript archive, or what a function of the user's returns."""
+"""Networks from elsewhere: an ONNX graph, a TorchScript archive, or a function of the user's."""
 
 import inspect
 import warnings
@@ -16,34 +16,29 @@ from frostglass.models.checkpoint import load_weights
 from frostglass.runtime.seeding import seeded
 
 FILES = ("onnx", "torchscript")
-OPSET = 17  # the newest set of ONNX operators that onnx2torch knows almost all of
+OPSET = 17  # the newest ONNX operator set that onnx2torch supports almost completely
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """What stands before and after the colon: "onnx" or "torchscript" and a path, or a module and a function."""
+    """Split at the colon: "onnx" or "torchscript" and a path, or a module and a function."""
     kind, _, place = source.partition(":")
     if not kind or not place:
-        close = (
-            ": did you mean onnx:{0}?"
-            if source.endswith(".onnx")
-            else ": did you mean torchscript:{0}?"
-            if source.endswith(".pt")
-            else ""
-        )
+        likely = {".onnx": "onnx", ".pt": "torchscript"}.get(Path(source).suffix)
+        hint = f": did you mean {likely}:{source}?" if likely else ""
         raise ValueError(
-            f"source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got {source!r}{close.format(source)}"
+            f"source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got {source!r}{hint}"
         )
     return kind, place
 
 
 def files_of(source: str, weights: str | None) -> list[Path]:
-    """The files a network is read from: those of its graph, or the code of its function and its weights."""
+    """List the files of a network: of its graph, or the code of its function and its weights."""
     kind, place = split_source(source)
     if kind not in FILES:
         return [Path(path) for path in (code_of(source), weights) if path]
     path = Path(place)
     if kind == "torchscript" or not path.is_file():
-        return [path]  # one that is missing is told by whoever reads it
+        return [path]  # reading reports a missing file
     outside = {
         entry.value
         for tensor in _read_onnx(path, whole=False).graph.initializer
@@ -54,22 +49,16 @@ def files_of(source: str, weights: str | None) -> list[Path]:
 
 
 def load_network(source: str, weights: str | None = None) -> nn.Module:
-    """The network of a source in evaluation mode and single precision."""
+    """Return the network of a source in evaluation mode and single precision."""
     kind, place = split_source(source)
     if kind in FILES and not Path(place).is_file():
-        raise ConfigError(
-            f"no file at {place}: give the path of the generator's {'ONNX' if kind == 'onnx' else 'TorchScript'} file"
-        )
-    made = (
-        _onnx(Path(place))
-        if kind == "onnx"
-        else _torchscript(Path(place))
-        if kind == "torchscript"
-        else _called(source)
-    )
+        name = "ONNX" if kind == "onnx" else "TorchScript"
+        raise ConfigError(f"no file at {place}: give the path of the generator's {name} file")
+    readers = {"onnx": _onnx, "torchscript": _torchscript}
+    network = readers[kind](Path(place)) if kind in readers else _called(source)
     if weights:
-        load_weights(made, weights)
-    return made.float().eval()
+        load_weights(network, weights)
+    return network.float().eval()
 
 
 def _called(source: str) -> nn.Module:
@@ -80,47 +69,49 @@ def _called(source: str) -> nn.Module:
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]:
         raise ConfigError(
-            f"{source} is called without arguments, and wants {', '.join(needed)}: give them defaults"
+            f"{source} is called without arguments, and wants {', '.join(needed)}: give them "
+            "defaults"
         )
     try:
         with seeded(0, "generator", source):
-            made = function()
+            network = function()
     except FrostglassError:
         raise
     except (*MODEL_ERRORS, OSError) as error:
         raise ModelError(f"{source} failed: {first_line(error)}") from error
-    if not isinstance(made, nn.Module):
-        raise ModelError(f"{source} gave a {type(made).__name__}: expected a torch.nn.Module")
-    return made
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"{source} gave a {type(network).__name__}: expected a torch.nn.Module")
+    return network
 
 
 def _torchscript(path: Path) -> nn.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # that TorchScript is on its way out is said in the docs, once
-            made = torch.jit.load(path, map_location="cpu")
+            warnings.simplefilter("ignore", FutureWarning)  # TorchScript's deprecation: see docs
+            network = torch.jit.load(path, map_location="cpu")
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"{path} is not a TorchScript archive ({first_line(error).partition('. ')[0]}): save one with torch.jit.trace or torch.jit.script, not with torch.save"
+            f"{path} is not a TorchScript archive ({first_line(error).partition('. ')[0]}): save "
+            "one with torch.jit.trace or torch.jit.script, not with torch.save"
         ) from error
-    if not all(hasattr(part, "training") for part in made.modules()):
+    if not all(hasattr(part, "training") for part in network.modules()):
         raise ModelError(
-            f"{path} was frozen (torch.jit.freeze), so its weights cannot be moved or counted: save it before freezing"
+            f"{path} was frozen (torch.jit.freeze), so its weights cannot be moved or counted: "
+            "save it before freezing"
         )
-    return made
+    return network
 
 
 def onnx_packages() -> tuple[Any, Any]:
-    """The packages onnx and onnx2torch; imported on demand, because the extra may be missing."""
+    """Import onnx and onnx2torch on demand: the extra may be missing."""
     try:
         import onnx
         import onnx.version_converter
         import onnx2torch
     except ImportError as error:
         raise ConfigError(
-            f"ONNX files need onnx and onnx2torch ({first_line(error)}): install them with `pip install 'frostglass[onnx]'`"
+            f"ONNX files need onnx and onnx2torch ({first_line(error)}): install them with "
+            "`pip install 'frostglass[onnx]'`"
         ) from error
     return onnx, onnx2torch
 
@@ -136,19 +127,17 @@ def _read_onnx(path: Path, *, whole: bool = True) -> Any:
 
 
 def onnx_latent(path: Path) -> tuple[int, ...] | None:
-    """The shape of one latent as an ONNX file states it; None where it leaves something open."""
-    graph = _read_onnx(path, whole=False).graph
-    inputs = _inputs(graph)
-    sides = (
-        tuple(side.dim_value for side in inputs[0].type.tensor_type.shape.dim)[1:] if inputs else ()
-    )
+    """Return the shape of one latent as an ONNX file states it; None if it is not complete."""
+    inputs = _inputs(_read_onnx(path, whole=False).graph)
+    dimensions = inputs[0].type.tensor_type.shape.dim if inputs else ()
+    sides = tuple(dimension.dim_value for dimension in dimensions)[1:]
     return sides if sides and all(sides) else None
 
 
 def _inputs(graph: Any) -> list[Any]:
-    """What a graph is given; old files list their weights there too."""
+    """List a graph's inputs without its weights, which old files list there too."""
     weights = {tensor.name for tensor in graph.initializer}
-    return [given for given in graph.input if given.name not in weights]
+    return [value for value in graph.input if value.name not in weights]
 
 
 def _onnx(path: Path) -> nn.Module:
@@ -157,7 +146,8 @@ def _onnx(path: Path) -> nn.Module:
         if len(values) != 1:
             names = ", ".join(value.name for value in values) or "nothing"
             raise ModelError(
-                f"{path} {what} {len(values)} tensors ({names}): export a network that takes latents alone and gives pictures alone"
+                f"{path} {what} {len(values)} tensors ({names}): export a network that takes "
+                "latents alone and gives images alone"
             )
     try:
         return _converted(graph)
@@ -183,26 +173,31 @@ def _converted(graph: Any) -> nn.Module:
 
 
 def _converted_down(path: Path, graph: Any, opset: int, missing: str) -> nn.Module:
-    """The network of a graph whose operators are too new for onnx2torch, where onnx can express them by older ones."""
+    """Convert a graph with operators too new for onnx2torch, rewritten by onnx to older ones."""
     onnx, _ = onnx_packages()
     try:
         return _converted(onnx.version_converter.convert_version(graph, OPSET))
     except MODEL_ERRORS as error:
         raise ModelError(
-            f"{path} uses ONNX operators of opset {opset}, which onnx2torch does not know ({missing}) and onnx cannot rewrite ({first_line(error)}): "
-            f"export it by torch.onnx.export(..., dynamo=False, opset_version={OPSET}), or use torchscript: or MODULE:FUNCTION"
+            f"{path} uses ONNX operators of opset {opset}, which onnx2torch does not know "
+            f"({missing}) and onnx cannot rewrite ({first_line(error)}): export it by "
+            f"torch.onnx.export(..., dynamo=False, opset_version={OPSET}), or use torchscript: or "
+            "MODULE:FUNCTION"
         ) from error
 
 
 def _with_plain_names(graph: Any) -> Any:
-    """The graph with its nodes numbered: onnx2torch writes their names into Python code that is run, and a name may hold anything."""
+    """Number the nodes: onnx2torch runs Python code with their names, which may hold anything."""
     for number, node in enumerate(graph.graph.node):
         node.name = f"node_{number}"
     return graph
 
 
 def _with_free_norms(graph: Any) -> Any:
-    """The graph with batch norms for any number of axes, which a graph may leave open: onnx2torch has such a one, and takes it where a node brings the scale."""
+    """Let each batch norm take its scale from a node.
+
+    onnx2torch then uses a batch norm for any number of axes, which a graph may leave open.
+    """
     onnx, _ = onnx_packages()
     weights = {tensor.name for tensor in graph.graph.initializer}
     norms = [

@@ -1,14 +1,26 @@
-"""Two networks trained in turns: the loop that every generator of ours is trained by, with checkpoints and sheets of samples."""
+"""Generators trained against a critic: shared parameters and the training loop."""
 
 import copy
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.core.errors import RunError
-from frostglass.runtime.seeding import generator_for
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.method import AuditSize, Budget
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Condition, Prior
+from frostglass.core.types import Images, Shape
+from frostglass.core.views import ModelView
+from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,
     restore_optimizer,
@@ -17,98 +29,276 @@ from frostglass.runtime.tensors import (
 )
 from frostglass.store.files import Work
 
-Loss = Callable[[torch.Generator], Tensor]
+M = TypeVar("M", bound="GanMethod")
 SHEET = 64  # samples on a sheet
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast two networks train.
+@parameters
+class GanMethod(PriorMethod):
+    """A generator trained in turns with a critic.
 
-    `order` says who goes first in a step, the critic with its `critic_steps` or the generator with its one. `average` is the decay of a running mean of the
-    generator's weights, `cooldown` the share of the steps over which lr falls to zero at the end.
+    Args:
+        latent: length of the latent vector.
+        steps: generator steps.
+        batch: images per step.
+        lr: Adam's step size.
+        average: decay of a running mean of the generator's weights, which becomes the prior;
+            0 is the published training.
+        cooldown: share of the steps, at the end, over which lr falls linearly to zero; 0 is the
+            published training.
+        checkpoint_every: generator steps between checkpoints; does not change the result.
     """
 
-    steps: int
-    critic_steps: int
-    lr: float
-    betas: tuple[float, float]
-    average: float = 0.0
-    cooldown: float = 0.0
-    checkpoint_every: int = 200
-    generator_first: bool = False
+    latent: Annotated[int, Field(ge=1)] = 100
+    steps: Annotated[int, Field(ge=1)] = 20_000
+    batch: Annotated[int, Field(ge=2)] = 64
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2e-4
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
+    checkpoint_every: Annotated[int, Field(ge=1)] = 200
+
+    betas: ClassVar[tuple[float, float]] = (0.5, 0.999)  # of Adam
+    generator_first: ClassVar[bool] = False  # in each step; else the critic goes first
+    keeps_critic: ClassVar[bool] = True
+    condition: ClassVar[Condition] = ""
+    training: ClassVar[type["GanTraining[Any]"]]
+    untie: ClassVar[str] = ""  # how to train without a target, if possible
+
+    @property
+    def critic_steps(self) -> int:
+        return 1
+
+    @abstractmethod
+    def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Module, nn.Module]:
+        """Build generator and critic for one image shape, freshly initialised."""
+
+    def target_images(self, public: int) -> int:
+        """Return how many images a training shows to the target."""
+        return 0
+
+    def untrained(self, image_shape: Shape, classes: int) -> Prior:
+        return self.skeleton(image_shape, classes)
+
+    def skeleton(self, image_shape: Shape, classes: int, base: Prior | None = None) -> Prior:
+        with seeded(0, "untrained"):
+            generator, critic = self.networks(image_shape, classes)
+        return self.prior(generator, critic, image_shape, classes)
+
+    def prior(
+        self, generator: nn.Module, critic: nn.Module | None, image_shape: Shape, classes: int
+    ) -> Prior:
+        """Return a prior of these networks that has seen nobody yet."""
+        return Prior(
+            generator=generator.eval(),
+            critic=critic.eval() if critic is not None and self.keeps_critic else None,
+            latent=self.latent,
+            image_shape=image_shape,
+            seen_identities=identity_hashes([]),
+            info={"method": self.record()},
+            classes=classes if self.tied else 0,
+            condition=self.condition,
+        )
+
+    def fit(self, task: PriorTask) -> Prior:
+        view, public = task.view, task.public
+        if self.tied and view is None:
+            raise ConfigError(
+                f"{self.name} is fitted to one target and got no view of it: pass "
+                f"target.view([{self.access!r}]){self.untie}"
+            )
+        target = view if self.tied else None
+        # Frozen outside the loop: the backward pass of a step needs the target's buffers unwritten.
+        with frozen(target.module) if target else nullcontext():
+            training = self.training(self, public, target, task.seed, task.device)
+            generator = train_in_turns(training, task.work)
+        classes = target.classes if target else 0
+        prior = self.prior(generator, training.critic, public.shape, classes)
+        return training.finish(
+            replace(
+                prior,
+                seen_identities=identity_hashes(public.names),
+                tied_to=target.target_key if target else None,
+            )
+        )
 
     def lr_at(self, step: int) -> float:
         left = (self.steps - step) / self.steps
         return self.lr * (min(1.0, left / self.cooldown) if self.cooldown else 1.0)
 
+    def brief(self) -> Self:
+        return replace(self, steps=min(2, self.steps), checkpoint_every=1)
 
-def train_in_turns(
-    name: str,
-    generator: nn.Module,
-    critic: nn.Module,
-    schedule: Schedule,
-    *,
-    critic_loss: Loss,
-    generator_loss: Loss,
-    sample: Callable[[nn.Module], Tensor],
-    seed: int,
-    work: Work,
-) -> nn.Module:
-    """Train both in place and return the generator to keep: itself, or the running mean of its weights.
+    def budget(self, size: AuditSize) -> Budget:
+        return Budget(
+            f"{self.steps:,} steps of {self.critic_steps} × {self.batch} images",
+            evaluations=self.target_images(size.public),
+            trained=self.steps * self.critic_steps * self.batch,
+        )
 
-    Each loss is given the random numbers of its step, so a training that was killed goes on from its last checkpoint with the same result.
-    `sample(generator)` makes the pictures of a sheet, which is written beside every checkpoint.
+
+@parameters
+class ConvGanMethod(GanMethod):
+    """A GAN of convolutions whose critic takes several steps for each of the generator.
+
+    Args:
+        width: channels of the generator's last hidden stage; 64 is published.
+        critic_width: channels of the critic's first stage; the generator's width if not given.
+        critic_steps: critic steps for each generator step.
     """
+
+    width: Annotated[int, Field(ge=4)] = 64
+    critic_width: Annotated[int, Field(ge=4)] | None = None
+    critic_steps: Annotated[int, Field(ge=1)] = 5
+
+    def brief(self) -> Self:
+        return replace(super().brief(), critic_steps=1)
+
+
+def check_square(name: str, image_shape: Shape) -> None:
+    """Refuse images that are not square or of another size than the networks are made for."""
+    _, height, width = image_shape
+    if height != width or height not in (16, 32, 64, 128):
+        raise ConfigError(
+            f"{name} makes square images of 16, 32, 64 or 128 pixels, got {height}×{width}: "
+            "choose another data.size"
+        )
+
+
+class GanTraining(ABC, Generic[M]):
+    """One training: its networks and data, and the loss of each network.
+
+    `view` shows the target; it is None unless the method is tied.
+    """
+
+    generator: nn.Module
+    critic: nn.Module
+
+    def __init__(
+        self, method: M, public: Images, view: ModelView | None, seed: int, device: torch.device
+    ):
+        self.method, self.public, self.view = method, public, view
+        self.seed, self.device = seed, device
+        with seeded(seed, method.name, "init"):
+            networks = method.networks(public.shape, view.classes if view else 0)
+        self.generator, self.critic = (network.to(device) for network in networks)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Compute what the losses need; called once the networks are built."""
+
+    @property
+    def target(self) -> ModelView:
+        """The view of a tied method."""
+        assert self.view is not None  # as `GanMethod.train` checked
+        return self.view
+
+    def indices(self, rng: torch.Generator) -> Tensor:
+        """Draw a batch of public images with replacement."""
+        return torch.randint(len(self.public), (self.method.batch,), generator=rng)
+
+    def images(self, index: Tensor) -> Tensor:
+        return self.public.floats(index).to(self.device)
+
+    def latents(self, rng: torch.Generator) -> Tensor:
+        return draw(self.generator, self.method.batch, self.method.latent, rng)
+
+    @abstractmethod
+    def critic_loss(self, rng: torch.Generator) -> Tensor:
+        """Return the critic's loss on the draws of one step."""
+
+    @abstractmethod
+    def generator_loss(self, rng: torch.Generator) -> Tensor:
+        """Return the generator's loss on the draws of one step."""
+
+    def sample(self, generator: nn.Module) -> Tensor:
+        """Return the images of a sheet."""
+        return generator(draw(generator, SHEET, self.method.latent, generator_for(0, "sheet")))
+
+    def finish(self, prior: Prior) -> Prior:
+        """Return the trained prior, completed by what this training knows."""
+        return prior
+
+
+def draw(generator: nn.Module, count: int, latent: int, rng: torch.Generator) -> Tensor:
+    """Draw standard normal latents (count, latent) on the generator's device."""
+    return torch.randn(count, latent, generator=rng).to(device_of(generator))
+
+
+def train_in_turns(training: GanTraining[Any], work: Work) -> nn.Module:
+    """Train both networks in place; return the generator to keep, or its running mean.
+
+    The random draws of a step depend on nothing but seed and step, so a resumed training has the
+    same result. A sheet of samples is written beside every checkpoint.
+    """
+    method, generator, critic = training.method, training.generator, training.critic
     mean = copy.deepcopy(generator)
+    kept = mean if method.average else generator
     networks = {"generator": generator, "critic": critic, "mean": mean}
-    opt_g, opt_c = (
-        torch.optim.Adam(m.parameters(), lr=schedule.lr, betas=schedule.betas)
-        for m in (generator, critic)
-    )
-    start = 0
-    if saved := work.load(name):
-        tensors, values = saved
-        start = values["step"]
-        for part, module in networks.items():
-            module.load_state_dict(under_prefix(part, tensors))
-        restore_optimizer(opt_g, under_prefix("opt_g", tensors))
-        restore_optimizer(opt_c, under_prefix("opt_c", tensors))
-    for step in range(start, schedule.steps):
-        rng = generator_for(seed, name, step)
-        for group in opt_g.param_groups + opt_c.param_groups:
-            group["lr"] = schedule.lr_at(step)
-        turns = [(opt_c, critic_loss)] * schedule.critic_steps
-        turns.insert(0 if schedule.generator_first else len(turns), (opt_g, generator_loss))
-        losses = {play: _descend(optimizer, play(rng)) for optimizer, play in turns}
-        _follow(mean, generator, schedule.average)
-        judged, made = losses[critic_loss].item(), losses[generator_loss].item()
-        last = step + 1 == schedule.steps
-        due = last or (step + 1) % schedule.checkpoint_every == 0
-        if not torch.tensor([judged, made]).isfinite().all() or (
-            due and not _sound(networks.values())
-        ):
+    optimizers = {
+        name: torch.optim.Adam(module.parameters(), lr=method.lr, betas=method.betas)
+        for name, module in (("opt_g", generator), ("opt_c", critic))
+    }
+    turns = [("opt_c", training.critic_loss)] * method.critic_steps
+    turns.insert(0 if method.generator_first else len(turns), ("opt_g", training.generator_loss))
+    for step in range(_restore(work, method.name, networks, optimizers), method.steps):
+        rng = generator_for(training.seed, method.name, step)
+        losses = {}
+        for name, loss in turns:
+            for group in optimizers[name].param_groups:
+                group["lr"] = method.lr_at(step)
+            losses[name] = _descend(optimizers[name], loss(rng))
+        _update_mean(mean, generator, method.average)
+        values = {name: value.item() for name, value in losses.items()}
+        text = f"critic {values['opt_c']:.2f}, generator {values['opt_g']:.2f}"
+        last = step + 1 == method.steps
+        due = last or (step + 1) % method.checkpoint_every == 0
+        finite = torch.tensor(list(values.values())).isfinite().all()
+        if not finite or (due and not _finite(networks.values())):
             raise RunError(
-                f"{name}: the loss is not finite at step {step} (critic {judged}, generator {made}): lower prior.lr; the last good checkpoint is kept"
+                f"{method.name}: the loss is not finite at step {step} ({text}): lower prior.lr; "
+                "the last good checkpoint is kept"
             )
         if due and not last:
-            tensors = with_prefix("opt_g", optimizer_tensors(opt_g)) | with_prefix(
-                "opt_c", optimizer_tensors(opt_c)
-            )
-            for part, module in networks.items():
-                tensors |= with_prefix(part, module.state_dict())
-            work.save(name, tensors, {"step": step + 1})
-            work.sheet("samples", _sampled(mean if schedule.average else generator, sample))
-        work.progress(
-            step + 1, schedule.steps, f"critic {judged:.2f}, generator {made:.2f}{work.sheets}"
-        )
-    return (mean if schedule.average else generator).eval()
+            _save(work, method.name, networks, optimizers, step + 1)
+            work.sheet("samples", _sampled(kept, training))
+        work.progress(step + 1, method.steps, text + work.sheets)
+    return kept.eval()
 
 
-def _sound(networks: Iterable[nn.Module]) -> bool:
-    return all(
-        tensor.isfinite().all() for network in networks for tensor in network.state_dict().values()
-    )
+def _restore(
+    work: Work,
+    name: str,
+    networks: dict[str, nn.Module],
+    optimizers: dict[str, torch.optim.Adam],
+) -> int:
+    """Load the last checkpoint, if there is one, and return the step to go on from."""
+    if not (saved := work.load(name)):
+        return 0
+    tensors, values = saved
+    for part, module in networks.items():
+        module.load_state_dict(under_prefix(part, tensors))
+    for part, optimizer in optimizers.items():
+        restore_optimizer(optimizer, under_prefix(part, tensors))
+    return values["step"]
+
+
+def _save(
+    work: Work,
+    name: str,
+    networks: dict[str, nn.Module],
+    optimizers: dict[str, torch.optim.Adam],
+    step: int,
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for part, optimizer in optimizers.items():
+        tensors |= with_prefix(part, optimizer_tensors(optimizer))
+    for part, module in networks.items():
+        tensors |= with_prefix(part, module.state_dict())
+    work.save(name, tensors, {"step": step})
+
+
+def _finite(networks: Iterable[nn.Module]) -> bool:
+    return all(t.isfinite().all() for network in networks for t in network.state_dict().values())
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
@@ -118,22 +308,21 @@ def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
     return loss.detach()
 
 
-def _follow(mean: nn.Module, module: nn.Module, decay: float) -> None:
-    """Move the running mean of the weights (and of batch norm's statistics) towards the module."""
+def _update_mean(mean: nn.Module, module: nn.Module, decay: float) -> None:
+    """Move the running mean of weights and of batch norm's statistics towards the module."""
+    states = zip(mean.state_dict().values(), module.state_dict().values(), strict=True)
     with torch.no_grad():
-        for ours, theirs in zip(
-            mean.state_dict().values(), module.state_dict().values(), strict=True
-        ):
-            if ours.is_floating_point():
-                ours.lerp_(theirs, 1 - decay)
+        for average, current in states:
+            if average.is_floating_point():
+                average.lerp_(current, 1 - decay)
             else:
-                ours.copy_(theirs)
+                average.copy_(current)
 
 
-def _sampled(generator: nn.Module, sample: Callable[[nn.Module], Tensor]) -> Tensor:
-    """Pictures of a generator as it will be used; its mode is as before afterwards, and no statistic has moved."""
-    training = generator.training
+def _sampled(generator: nn.Module, training: GanTraining[Any]) -> Tensor:
+    """Return samples in evaluation mode; the generator's own mode is restored afterwards."""
+    mode = generator.training
     with torch.no_grad():
-        pictures = sample(generator.eval())
-    generator.train(training)
-    return pictures
+        images = training.sample(generator.eval())
+    generator.train(mode)
+    return images

@@ -1,4 +1,4 @@
-"""Residual networks that know a class: a generator with batch norms of its own for each, and a critic that projects on their vectors."""
+"""Class-conditional residual networks: a generator with class-conditional batch norm, a critic."""
 
 import itertools
 
@@ -9,11 +9,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from frostglass.core.types import Shape
 
-FLOOR = 4  # pixels a side where the generator begins
+FLOOR = 4  # pixels a side of the generator's first maps
 
 
 class LabelledNorm(nn.Module):
-    """Batch norm over all rows, then scale γ_y and shift β_y of each row's own class."""
+    """Batch norm over all rows, then scale γ_y and shift β_y of each row's class."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -24,34 +24,32 @@ class LabelledNorm(nn.Module):
         nn.init.zeros_(self.shift.weight)
 
     def forward(self, maps: Tensor, labels: Tensor) -> Tensor:
-        return (
-            self.norm(maps) * self.scale(labels)[:, :, None, None]
-            + self.shift(labels)[:, :, None, None]
-        )
+        scale, shift = self.scale(labels), self.shift(labels)
+        return self.norm(maps) * scale[:, :, None, None] + shift[:, :, None, None]
 
 
 class UpBlock(nn.Module):
-    """Norm, ReLU, twice the size, 3×3; norm, ReLU, 3×3; beside a 1×1 shortcut."""
+    """Norm, ReLU, upsampling by 2, 3×3; norm, ReLU, 3×3; plus a 1×1 shortcut."""
 
     def __init__(self, wide: int, narrow: int, classes: int):
         super().__init__()
         self.norm1, self.norm2 = LabelledNorm(wide, classes), LabelledNorm(narrow, classes)
-        self.conv1, self.conv2 = (
-            nn.Conv2d(wide, narrow, 3, 1, 1),
-            nn.Conv2d(narrow, narrow, 3, 1, 1),
-        )
+        self.conv1 = nn.Conv2d(wide, narrow, 3, 1, 1)
+        self.conv2 = nn.Conv2d(narrow, narrow, 3, 1, 1)
         self.shortcut = nn.Conv2d(wide, narrow, 1)
 
     def forward(self, maps: Tensor, labels: Tensor) -> Tensor:
         inner = self.conv1(_doubled(F.relu(self.norm1(maps, labels))))
         inner = self.conv2(F.relu(self.norm2(inner, labels)))
-        return inner + _doubled(
-            self.shortcut(maps)
-        )  # 1×1 before doubling is the same function, and a quarter of the work
+        # 1×1 before doubling is the same function at a quarter of the work.
+        return inner + _doubled(self.shortcut(maps))
 
 
 class LabelledGenerator(nn.Module):
-    """Pictures in [0, 1] from latents (N, latent) and class labels (N,); `width` channels in the last stage, twice as many in each before."""
+    """Images in [0, 1] from latents (N, latent) and class labels (N,).
+
+    `width` channels in the last stage, twice as many in each before.
+    """
 
     def __init__(self, latent: int, width: int, image_shape: Shape, classes: int):
         super().__init__()
@@ -67,39 +65,42 @@ class LabelledGenerator(nn.Module):
         )
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        maps = self.start(latents).contiguous(
-            memory_format=torch.channels_last
-        )  # nearly twice as fast on a CPU
+        maps = self.start(latents)
+        maps = maps.contiguous(memory_format=torch.channels_last)  # nearly twice as fast on a CPU
         for block in self.blocks:
             maps = block(maps, labels)
         return self.end(maps).contiguous()
 
 
 class DownBlock(nn.Module):
-    """ReLU (unless the input is a picture), 3×3, ReLU, 3×3, half the size; beside a 1×1 shortcut. Every weight has spectral norm 1."""
+    """ReLU (unless the input is an image), 3×3, ReLU, 3×3, pooling by 2; plus a 1×1 shortcut.
 
-    def __init__(self, narrow: int, wide: int, *, picture: bool = False):
+    Every weight has spectral norm 1.
+    """
+
+    def __init__(self, narrow: int, wide: int, *, takes_image: bool = False):
         super().__init__()
-        self.picture = picture
-        inner = wide if picture else narrow
+        self.takes_image = takes_image
+        inner = wide if takes_image else narrow
         self.conv1, self.conv2 = _conv(narrow, inner, 3), _conv(inner, wide, 3)
         self.shortcut = _conv(narrow, wide, 1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        inner = self.conv2(F.relu(self.conv1(maps if self.picture else F.relu(maps))))
+        inner = self.conv2(F.relu(self.conv1(maps if self.takes_image else F.relu(maps))))
         return F.avg_pool2d(inner, 2) + self.shortcut(F.avg_pool2d(maps, 2))
 
 
 class ProjectionCritic(nn.Module):
-    """D(x, y) = a·h + ⟨e_y, h⟩ (N,), larger the more real a picture of class y looks; h sums the last maps over their pixels.
+    """D(x, y) = a·h + ⟨e_y, h⟩ (N,), larger for more realistic images of class y.
 
-    `width` channels in the first stage, twice as many in each that follows.
+    h sums the last maps over their pixels. `width` channels in the first stage, twice as many in
+    each that follows.
     """
 
     def __init__(self, width: int, image_shape: Shape, classes: int):
         super().__init__()
         widths = [width * 2**stage for stage in range(_doublings(image_shape) + 1)]
-        first = DownBlock(image_shape[0], width, picture=True)
+        first = DownBlock(image_shape[0], width, takes_image=True)
         self.blocks = nn.Sequential(
             first, *(DownBlock(narrow, wide) for narrow, wide in itertools.pairwise(widths))
         )
@@ -107,7 +108,7 @@ class ProjectionCritic(nn.Module):
         self.like = _normed(nn.Embedding(classes, widths[-1]))
 
     def features(self, images: Tensor) -> Tensor:
-        """h, (N, F)."""
+        """Return h, (N, F)."""
         return F.relu(self.blocks(images.contiguous(memory_format=torch.channels_last))).sum((2, 3))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class ProjectionCritic(nn.Module):
 
 
 def _doublings(image_shape: Shape) -> int:
-    """How often the size doubles from the generator's first maps to the picture: 4 times for 64 pixels."""
+    """Return how often the size doubles from the first maps to the image: 4 times for 64 pixels."""
     return (image_shape[1] // FLOOR).bit_length() - 1
 
 
@@ -129,6 +130,6 @@ def _conv(narrow: int, wide: int, size: int) -> nn.Module:
 
 
 def _normed(layer: nn.Conv2d | nn.Linear | nn.Embedding, gain: float = 1.0) -> nn.Module:
-    """The layer with Xavier's weights, divided by their spectral norm at every use."""
+    """Give a layer Xavier's weights, divided by their spectral norm at every use."""
     nn.init.xavier_uniform_(layer.weight, gain)
     return spectral_norm(layer)

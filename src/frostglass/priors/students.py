@@ -1,9 +1,10 @@
-"""LOMMA's additions to a prior: networks that imitate the target, and what its features look like on public pictures."""
+"""LOMMA's additions to a prior: networks that imitate the target, statistics of its features."""
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Shape, Target
@@ -18,8 +20,8 @@ from frostglass.core.views import Capability, ModelView
 from frostglass.models.build import build, source
 from frostglass.models.checkpoint import load_body, read_body
 from frostglass.models.taps import find_head
-from frostglass.priors.base import PriorMethod, identity_hashes, priors
-from frostglass.runtime.device import default_device
+from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes, priors
+from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from frostglass.runtime.tensors import (
@@ -30,33 +32,41 @@ from frostglass.runtime.tensors import (
 )
 from frostglass.store.files import Work
 
-CHUNK = 256  # pictures shown at once where nothing is learned from them
+CHUNK = 256  # images shown at once where nothing is trained
 EFFICIENT = tuple({"model": f"timm:efficientnet_b{number}"} for number in range(3))
-Pictures = Callable[[Tensor], Tensor]
+ImagesAt = Callable[[Tensor], Tensor]  # from indices to public images
 
 
 @priors.register
 @parameters
-class Students:
-    """Another prior with networks that imitate the target on public pictures, and with the statistics of the target's features there.
+class Students(PriorMethod):
+    """Another prior with networks that imitate the target, and statistics of the target's features.
 
-    A student minimises KL(p_T ‖ p_S) / temperature², p = softmax(logits / temperature), by SGD; an attack on target and students together finds what they
-    agree on instead of one network's quirks. Mean and standard deviation of the penultimate features hold the logit loss, which has no bound of its own.
+    A student minimises KL(p_T ‖ p_S) / temperature² on public images,
+    p = softmax(logits / temperature), by SGD; an attack on target and students together finds what
+    they agree on instead of one network's quirks. Mean and standard deviation of the penultimate
+    features bound the logit loss, which has no bound of its own.
 
-    Paper: Nguyen et al., Re-thinking Model Inversion Attacks Against Deep Neural Networks (LOMMA), CVPR 2023, arXiv 2304.01669.
-    Differs: the published students begin from ImageNet weights; here they begin from random ones unless `start` names a file. KL is divided by temperature²
-    as in the released code, where Hinton et al. multiply; at the published temperature of 1 both are the same. The released settings have lr 0.01, the names
-    of the released students 0.02. The feature statistics take exactly `statistics` pictures drawn at random, where the released code takes whole batches until it
-    has more than 5,000, and stores the standard deviation under the name of a log-variance. The batches of an epoch are near-equal instead of full
-    ones and a rest. Pictures are brought to the size that the base prior makes.
+    Paper: Nguyen et al., Re-thinking Model Inversion Attacks Against Deep Neural Networks (LOMMA),
+    CVPR 2023, arXiv 2304.01669.
+    Differs: the published students start from ImageNet weights; here they start from random ones
+    unless `start` names a file. KL is divided by temperature² as in the released code, where Hinton
+    et al. multiply; at the published temperature of 1 both are the same. The released settings have
+    lr 0.01, the names of the released students 0.02. The feature statistics take exactly
+    `statistics` images drawn at random, where the released code takes whole batches until it has
+    more than 5,000, and stores the standard deviation under the name of a log-variance. The batches
+    of an epoch are near-equal instead of full ones and a rest. Images are brought to the size that
+    the base prior makes.
 
     Args:
         base: the prior to add to, a table with its `name` and parameters.
-        students: one table for each student: `model`, a network's name as in target.model; `options`, what its builder takes; `start`, a checkpoint
-            from which all but the head is taken. Empty for statistics only.
-        statistics: public pictures from which the features' mean and standard deviation come; 0 for students only, which need the target's scores alone.
-        epochs: passes over the public pictures, for each student.
-        batch: images a step.
+        students: one table for each student: `model`, a network's name as in target.model;
+            `options`, what its builder takes; `start`, a checkpoint from which all but the head is
+            taken. Empty for statistics only.
+        statistics: public images from which the features' mean and standard deviation come; 0 for
+            students only, which need the target's scores alone.
+        epochs: passes over the public images, for each student.
+        batch: images per step.
         lr: SGD's step size.
         momentum: SGD's momentum.
         weight_decay: SGD's weight decay.
@@ -79,24 +89,27 @@ class Students:
     decay_every: Annotated[int, Field(ge=1)] = 20
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
+    title: ClassVar[str] = "Students (LOMMA)"
     tied: ClassVar[bool] = True
 
     @property
-    def needs(self) -> Capability:
+    def access(self) -> Capability:
         return "gradients" if self.statistics else "scores"
 
     def __post_init__(self) -> None:
         if not self.students and not self.statistics:
             raise ValueError(
-                "neither students nor statistics are asked for: nothing would be added to the base prior"
+                "neither students nor statistics are asked for: nothing would be added to the base "
+                "prior"
             )
-        kinds: dict[str, type] = {"model": str, "options": dict, "start": str}
+        types: dict[str, type] = {"model": str, "options": dict, "start": str}
         for number, student in enumerate(self.students):
             if "model" not in student or not all(
-                isinstance(value, kinds.get(key, ())) for key, value in student.items()
+                isinstance(value, types.get(key, ())) for key, value in student.items()
             ):
                 raise ValueError(
-                    f'students[{number}]: expected a table like {{ model = "cnn", options = {{ width = 16 }} }}, got {student!r}'
+                    f"students[{number}]: expected a table like "
+                    f'{{ model = "cnn", options = {{ width = 16 }} }}, got {student!r}'
                 )
         name = self.base.get("name")
         if not isinstance(name, str) or name == "students":
@@ -111,226 +124,230 @@ class Students:
 
     @property
     def base_method(self) -> PriorMethod:
-        """The method that makes the prior which is added to."""
-        return priors.get(self.base["name"])(
-            **{key: value for key, value in self.base.items() if key != "name"}
-        )
+        """The method of the prior that students are added to."""
+        values = {key: value for key, value in self.base.items() if key != "name"}
+        return priors.get(self.base["name"])(**values)
 
-    def files(self) -> list[str]:
-        """Files that the base prior and the students are read from."""
-        theirs: list[Any] = getattr(self.base_method, "files", list)()
-        own = [
+    def files(self) -> list[Path]:
+        paths = [
             path
             for student in self.students
             for path in (student.get("start"), source(student["model"]))
             if path
         ]
-        return [*map(str, theirs), *own]
+        return [*self.base_method.files(), *map(Path, paths)]
 
     def build_students(
         self, image_shape: Shape, classes: int, *, seed: int = 0
     ) -> tuple[nn.Module, ...]:
-        """The students for pictures of one shape, freshly initialised."""
+        """Build the students for images of one shape, freshly initialised."""
         return tuple(
             build(
-                student["model"], classes=classes, image_shape=image_shape, seed=seed_for(seed, "student", number),
+                student["model"],
+                classes=classes,
+                image_shape=image_shape,
+                seed=seed_for(seed, "student", number),
                 **student.get("options", {}),
             )
             for number, student in enumerate(self.students)
-        )  # fmt: skip
+        )
 
-    def train(
-        self,
-        public: Images,
-        view: ModelView | None = None,
-        *,
-        base: Prior | None = None,
-        seed: int = 0,
-        work: Work | None = None,
-    ) -> Prior:
-        """Add to `base` (made here if it is not given) what public pictures tell of the target; resumes in `work` with the same result."""
+    def untrained(self, image_shape: Shape, classes: int) -> Prior:
+        base = self.base_method.untrained(image_shape, classes)
+        placeholder = torch.tensor([[0.0], [1.0]]) if self.statistics else None
+        return replace(self.skeleton(image_shape, classes, base), features=placeholder)
+
+    def skeleton(self, image_shape: Shape, classes: int, base: Prior | None = None) -> Prior:
+        base = base or self.base_method.skeleton(image_shape, classes)
+        with torch.device("cpu"):  # networks are tried when built, which meta tensors cannot be
+            students = self.build_students(base.image_shape, classes)
+        device = torch.get_default_device()
+        students = tuple(student.to(device).eval() for student in students)
+        return replace(base, info=self._info(base, []), classes=classes, students=students)
+
+    def _info(self, base: Prior, facts: list[dict[str, Any]]) -> dict[str, Any]:
+        kept = {
+            fact: base.info[fact] for fact in ("resize", "seen_identities") if fact in base.info
+        }
+        return {**kept, "method": self.record(), "base": dict(base.info), "students": facts}
+
+    def problems(self, public: int) -> list[str]:
+        return self.base_method.problems(public)
+
+    def fit(self, task: PriorTask) -> Prior:
+        """Extend `task.base`, which is trained here if it is not given."""
+        public, view, base, seed = task.public, task.view, task.base, task.seed
         if view is None:
             raise ConfigError(
                 "students are fitted to one target: train them with that target's view"
             )
-        work = work or Work.scratch()
         if base is None:
-            base = self.base_method.train(
-                public, view if self.base_method.tied else None, seed=seed, work=work
-            )
+            method = self.base_method
+            base = method.fit(replace(task, view=view if method.tied else None))
         if base.tied_to not in (None, view.target_key):
             raise ConfigError(
-                f"the base prior was fitted to the target {base.tied_to} and not to {view.target_key}: make one for this target"
+                f"the base prior was fitted to the target {base.tied_to} and not to "
+                f"{view.target_key}: make one for this target"
             )
-        made = self.build_students(base.image_shape, view.classes, seed=seed)
-        for student, table in zip(made, self.students, strict=True):
-            if start := table.get("start"):
-                head = find_head(student, base.image_shape)
-                load_body(student, head, read_body(student, head, start))
-        pictures, facts = resized(public, base.image_shape), []
+        students = self._started(base.image_shape, view.classes, seed)
+        images, features, scores = (
+            resized(public, base.image_shape, task.device),
+            None,
+            torch.empty(0),
+        )
         with frozen(view.module):
-            features = (
-                feature_statistics(view, pictures, self._chosen(len(public), seed))
-                if self.statistics
-                else None
-            )
-            taught = scored(view, pictures, len(public)) if self.students else torch.empty(0)
-        for number, student in enumerate(made):
-            self._distil(
-                number, student.to(default_device()), pictures, taught, seed=seed, work=work
-            )
-            facts.append(
-                {
-                    "model": self.students[number]["model"],
-                    **self._compared(student, pictures, taught),
-                }
-            )
+            if self.statistics:
+                order = generator_for(seed, "students", "statistics")
+                chosen = torch.randperm(len(public), generator=order)[: self.statistics]
+                features = feature_statistics(view, images, chosen)
+            if self.students:
+                scores = target_scores(view, images, len(public))
+        facts = []
+        for number, student in enumerate(students):
+            self._distil(number, student.to(task.device), images, scores, seed=seed, work=task.work)
+            agreement = self._agreement(student, images, scores)
+            facts.append({"model": self.students[number]["model"], **agreement})
         return replace(
             base,
             seen_identities=torch.cat(
                 [base.seen_identities, identity_hashes(public.names)]
             ).unique(),
-            info={
-                **{
-                    fact: base.info[fact]
-                    for fact in ("resize", "seen_identities")
-                    if fact in base.info
-                },  # students change neither
-                "method": {"name": "students", "parameters": asdict(self)},  # type: ignore[call-overload]
-                "base": dict(base.info),
-                "students": facts,
-            },
+            info=self._info(base, facts),
             tied_to=view.target_key,
             classes=view.classes,
-            students=made,
+            students=students,
             features=features,
             key="",
         )
 
-    def _chosen(self, count: int, seed: int) -> Tensor:
-        """Which of `count` public pictures the statistics are taken from."""
-        return torch.randperm(count, generator=generator_for(seed, "students", "statistics"))[
-            : self.statistics
-        ]
+    def _started(self, image_shape: Shape, classes: int, seed: int) -> tuple[nn.Module, ...]:
+        """Build the students, with the weights of their `start` if they have one."""
+        students = self.build_students(image_shape, classes, seed=seed)
+        for student, table in zip(students, self.students, strict=True):
+            if start := table.get("start"):
+                head = find_head(student, image_shape)
+                load_body(student, head, read_body(student, head, start))
+        return students
 
     def _distil(
         self,
         number: int,
         student: nn.Module,
-        pictures: Pictures,
-        taught: Tensor,
+        images: ImagesAt,
+        scores: Tensor,
         *,
         seed: int,
         work: Work,
     ) -> None:
-        """Train one student in place, with a checkpoint after each epoch, the last one too: a finished student is not trained again."""
-        name = f"student{number}"
+        """Train one student in place, with a checkpoint after each epoch, the last one too."""
+        name, count = f"student{number}", len(self.students)
         optimizer = torch.optim.SGD(
             student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
-        begin = 0
+        first = 0
         if saved := work.load(name):
             tensors, values = saved
-            begin = values["epoch"]
+            first = values["epoch"]
             student.load_state_dict(under_prefix("module", tensors))
             restore_optimizer(optimizer, under_prefix("optimizer", tensors))
-        for epoch in range(begin, self.epochs):
+        for epoch in range(first, self.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * self.decay ** (epoch // self.decay_every)
-            order = torch.randperm(
-                len(taught), generator=generator_for(seed, "students", number, epoch)
-            )
+            rng = generator_for(seed, "students", number, epoch)
+            order = torch.randperm(len(scores), generator=rng)
             with seeded(seed, "students", number, epoch, "noise"):  # dropout inside the student
-                loss = self._epoch(student.train(), optimizer, pictures, taught, order)
+                loss = self._epoch(student.train(), optimizer, images, scores, order)
             if not math.isfinite(loss):
                 raise RunError(
-                    f"students: the loss of {self.students[number]['model']} is {loss} in epoch {epoch}: lower prior.lr"
+                    f"students: the loss of {self.students[number]['model']} is {loss} in epoch "
+                    f"{epoch}: lower prior.lr"
                 )
-            work.save(
-                name,
-                with_prefix("module", student.state_dict())
-                | with_prefix("optimizer", optimizer_tensors(optimizer)),
-                {"epoch": epoch + 1},
-            )
-            done = number * self.epochs + epoch + 1
-            work.progress(
-                done,
-                len(self.students) * self.epochs,
-                f"student {number + 1} of {len(self.students)}, divergence {loss:.3f}",
-            )
+            tensors = with_prefix("module", student.state_dict())
+            tensors |= with_prefix("optimizer", optimizer_tensors(optimizer))
+            work.save(name, tensors, {"epoch": epoch + 1})
+            done, total = number * self.epochs + epoch + 1, count * self.epochs
+            work.progress(done, total, f"student {number + 1} of {count}, divergence {loss:.3f}")
         student.eval()
 
     def _epoch(
         self,
         student: nn.Module,
         optimizer: torch.optim.Optimizer,
-        pictures: Pictures,
-        taught: Tensor,
+        images: ImagesAt,
+        scores: Tensor,
         order: Tensor,
     ) -> float:
-        """One pass over the public pictures; returns the mean loss."""
-        total = 0.0
-        # Near-equal batches: no picture is dropped and no batch is too small for batch norm.
-        for index in order.tensor_split(
-            max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
-        ):
-            loss = distillation(
-                student(pictures(index)), taught[index].to(default_device()), self.temperature
-            )
+        """Train for one pass over the public images; return the mean loss."""
+        total, device = 0.0, device_of(student)
+        # Near-equal batches: no image is dropped and no batch is too small for batch norm.
+        batches = max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
+        for index in order.tensor_split(batches):
+            loss = distillation(student(images(index)), scores[index].to(device), self.temperature)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             total += loss.item() * len(index)
         return total / len(order)
 
-    def _compared(self, student: nn.Module, pictures: Pictures, taught: Tensor) -> dict[str, float]:
-        """How near a student is to what the target said: the mean divergence, and the share of pictures both give the same class."""
-        divergence = same = 0.0
+    def _agreement(self, student: nn.Module, images: ImagesAt, scores: Tensor) -> dict[str, float]:
+        """Return the mean divergence from the target, and the share of equal predictions."""
+        divergence, same, device = 0.0, 0.0, device_of(student)
         with frozen(student), torch.no_grad():
-            for index in torch.arange(len(taught)).split(CHUNK):
-                logits, wanted = student(pictures(index)), taught[index].to(default_device())
-                divergence += distillation(logits, wanted, self.temperature).item() * len(index)
-                same += (logits.argmax(1) == wanted.argmax(1)).sum().item()
-        return {"divergence": divergence / len(taught), "agreement": same / len(taught)}
+            for index in torch.arange(len(scores)).split(CHUNK):
+                logits, expected = student(images(index)), scores[index].to(device)
+                divergence += distillation(logits, expected, self.temperature).item() * len(index)
+                same += (logits.argmax(1) == expected.argmax(1)).sum().item()
+        return {"divergence": divergence / len(scores), "agreement": same / len(scores)}
+
+    def brief(self) -> Self:
+        return replace(self, epochs=1)
+
+    def budget(self, size: AuditSize) -> Budget:
+        scored = size.public if self.students else 0
+        return Budget(
+            f"{len(self.students)} students × {self.epochs} epochs × {size.public:,} images",
+            evaluations=scored + min(self.statistics, size.public),
+            trained=len(self.students) * self.epochs * size.public,
+        )
 
 
 def distillation(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """KL(p_T ‖ p_S) / temperature², the mean over a batch: `logits` (N, K) are the student's, `scores` (N, K) the target's probabilities at temperature 1."""
-    wanted = (scores.log() / temperature).softmax(1)  # the logarithms of probabilities are logits
-    return (
-        F.kl_div((logits / temperature).log_softmax(1), wanted, reduction="batchmean")
-        / temperature**2
-    )
+    """Return the batch mean of KL(p_T ‖ p_S) / temperature².
+
+    `logits` (N, K) are the student's, `scores` (N, K) the target's probabilities at temperature 1.
+    """
+    target = (scores.log() / temperature).softmax(1)  # log-probabilities are logits
+    divergence = F.kl_div((logits / temperature).log_softmax(1), target, reduction="batchmean")
+    return divergence / temperature**2
 
 
-def feature_statistics(view: ModelView, pictures: Pictures, chosen: Tensor) -> Tensor:
-    """Mean and standard deviation (that of the pictures themselves, not an estimate for others), (2, F), of the target's penultimate features."""
+def feature_statistics(view: ModelView, images: ImagesAt, chosen: Tensor) -> Tensor:
+    """Return mean and population standard deviation (2, F) of the target's features."""
     with torch.no_grad():
-        features = torch.cat(
-            [view.logits_and_features(pictures(index))[1] for index in chosen.split(CHUNK)]
-        )
+        parts = [view.logits_and_features(images(index))[1] for index in chosen.split(CHUNK)]
+    features = torch.cat(parts)
     _check_finite(features, "features")
     return torch.stack([features.mean(0), features.std(0, correction=0)])
 
 
-def scored(view: ModelView, pictures: Pictures, count: int) -> Tensor:
-    """The target's probabilities, (N, K), for all public pictures: they stay the same, so it is asked once."""
-    scores = torch.cat(
-        [view.scores(pictures(index)).cpu() for index in torch.arange(count).split(CHUNK)]
-    )
+def target_scores(view: ModelView, images: ImagesAt, count: int) -> Tensor:
+    """Return the target's probabilities (N, K) for all public images, asked once."""
+    chunks = torch.arange(count).split(CHUNK)
+    scores = torch.cat([view.scores(images(index)).cpu() for index in chunks])
     _check_finite(scores, "scores")
     return scores
 
 
 def _check_finite(values: Tensor, what: str) -> None:
-    broken = int((~values.isfinite()).any(1).sum())
-    if broken:
+    if broken := int((~values.isfinite()).any(1).sum()):
         raise RunError(
-            f"students: the target's {what} are not finite for {broken} of {len(values)} public pictures: train the target again"
+            f"students: the target's {what} are not finite for {broken} of {len(values)} public "
+            "images: train the target again"
         )
 
 
-def resized(public: Images, shape: Shape) -> Pictures:
-    """A function from indices to public pictures of that shape, as a target of that shape would see them."""
-    eye = Target(module=nn.Identity(), classes=(), image_shape=shape, head="")
-    return lambda index: eye.fit(public.floats(index).to(default_device()))
+def resized(public: Images, shape: Shape, device: torch.device | None = None) -> ImagesAt:
+    """Return a function from indices to public images of that shape, as a target sees them."""
+    target = Target(module=nn.Identity(), classes=(), image_shape=shape, head="")
+    device = device or default_device()
+    return lambda index: target.fit(public.floats(index).to(device))

@@ -1,8 +1,10 @@
-"""The StyleGAN2 prior: read from a converted file, or trained on public pictures."""
+"""The StyleGAN2 prior: read from a converted file, or trained on public images."""
 
-from dataclasses import asdict, replace
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,30 +13,27 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from frostglass.core.errors import ConfigError
+from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import UNKNOWN, Prior
-from frostglass.core.types import Images, Shape
-from frostglass.core.views import ModelView
-from frostglass.networks.stylegan2.network import StyleCritic, StyleGenerator, StyleSettings
+from frostglass.core.types import Shape
+from frostglass.networks.stylegan2.critic import StyleCritic
+from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
 from frostglass.networks.stylegan2.nvidia import load_generator
 from frostglass.priors._diffaugment import Change, changed
-from frostglass.priors._gan import SHEET, Schedule, train_in_turns
-from frostglass.priors.base import check_size, identity_hashes, priors
-from frostglass.priors.wgan import draw
-from frostglass.runtime.device import default_device
-from frostglass.runtime.seeding import generator_for, seeded
-from frostglass.store.files import Work
+from frostglass.priors._gan import GanMethod, GanTraining
+from frostglass.priors.base import LOADED, PriorTask, check_size, on_device, priors
 
 GIB = 2**30
 COPIES = 7  # tensors as large as a convolution's output that its gradients keep, measured
 
 
-class StylePictures(nn.Module):
-    """Pictures in [0, 1] from a StyleGAN2, with constant noise: `forward` from latents, `paint` from styles.
+class StyleImages(nn.Module):
+    """Images in [0, 1] of a StyleGAN2 with constant noise: `forward` of latents, `paint` of styles.
 
-    `crop` keeps that many pixels a side in the middle of what the network makes, and the rest is brought to `side` pixels; 0 leaves both as they are. Pictures are made in
-    parts of as many as fit into `memory` GiB. If that is fewer than are asked for, the parts are made again when gradients are taken instead of
-    being remembered.
+    `crop` keeps that many pixels a side in the middle of what the network makes, which is then
+    resized to `side` pixels; 0 disables either. Images are made in parts that fit into `memory`
+    GiB. If there are several parts, gradients recompute each part instead of storing it.
     """
 
     def __init__(self, network: StyleGenerator, memory: float, *, crop: int = 0, side: int = 0):
@@ -48,57 +47,52 @@ class StylePictures(nn.Module):
 
     @property
     def style_blocks(self) -> int:
-        """How many blocks the synthesis has."""
+        """Number of blocks of the synthesis network."""
         return len(self.settings.sizes)
 
     def forward(self, latents: Tensor) -> Tensor:
         return self.paint(self.network.mapping(latents)).clamp(0, 1)
 
     def paint(self, ws: Tensor) -> Tensor:
-        """Pictures of styles (N, num_ws, w_dim), or of one style (N, w_dim) for all layers; not cut off at 0 and 1."""
+        """Return unclamped images of styles (N, num_ws, w_dim), or (N, w_dim) for all layers."""
         if ws.dim() == 2:
             ws = ws[:, None].expand(-1, self.settings.num_ws, -1)
         return self.in_parts(lambda part: self.framed(self.network.synthesis(part)), ws)
 
     def framed(self, raw: Tensor) -> Tensor:
-        """Raw pictures in [-1, 1] of the network's size as pictures in [0, 1] of the prior's."""
+        """Crop, resize and scale the network's images in [-1, 1] to the prior's in [0, 1]."""
         if self.crop:
             first = (raw.shape[2] - self.crop) // 2
             raw = raw[:, :, first : first + self.crop, first : first + self.crop]
         if self.side and self.side != raw.shape[2]:
+            size = (self.side, self.side)
             raw = F.interpolate(
-                raw,
-                size=(self.side, self.side),
-                mode="bilinear",
-                antialias=True,
-                align_corners=False,
+                raw, size=size, mode="bilinear", antialias=True, align_corners=False
             )
         return raw / 2 + 0.5
 
-    def in_parts(self, make: Any, *columns: Tensor) -> Tensor:
-        """`make(*columns)` for as many rows at a time as the memory holds."""
-        together = self.together
-        if len(columns[0]) <= together:
+    def in_parts(self, make: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+        """Return `make(*columns)`, computed for as many rows at a time as the memory holds."""
+        rows = self.rows_at_once
+        if len(columns[0]) <= rows:
             return make(*columns)
-        parts = zip(*(column.split(together) for column in columns), strict=True)
+        parts = zip(*(column.split(rows) for column in columns), strict=True)
         if not torch.is_grad_enabled():
             return torch.cat([make(*part) for part in parts])
-        return torch.cat(
-            [
-                checkpoint(make, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in parts
-            ]
+        recompute = functools.partial(
+            checkpoint, make, use_reentrant=False, preserve_rng_state=False
         )
+        return torch.cat([recompute(*part) for part in parts])
 
     @property
-    def together(self) -> int:
-        """How many pictures are made at once: a power of two, at least 1, so that parts of a batch that is filled up to 16 are alike."""
-        fitting = int(self.memory * GIB / picture_bytes(self.settings))
+    def rows_at_once(self) -> int:
+        """Images made at once: a power of two, so that parts of a padded batch are alike."""
+        fitting = int(self.memory * GIB / image_bytes(self.settings))
         return 2 ** max(0, fitting.bit_length() - 1)
 
 
-def picture_bytes(settings: StyleSettings) -> int:
-    """About how much memory the gradients of one picture take."""
+def image_bytes(settings: StyleSettings) -> int:
+    """Estimate the memory that the gradients of one image take."""
     maps = sum(
         settings.width(size) * size**2 * (1 if size == settings.sizes[0] else 2)
         for size in settings.sizes
@@ -106,41 +100,84 @@ def picture_bytes(settings: StyleSettings) -> int:
     return 4 * COPIES * maps
 
 
+class Stylegan2Training(GanTraining["Stylegan2"]):
+    """The losses of `Stylegan2`."""
+
+    generator: StyleImages
+
+    def generated(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return images in [-1, 1] and their styles."""
+        network = self.generator.network
+        styles = network.mapping.w(self.latents(rng))
+        network.mapping.follow(styles)
+        ws = styles[:, None].expand(-1, network.settings.num_ws, -1)
+        return network.synthesis(ws, rng), ws
+
+    def score(self, images: Tensor, rng: torch.Generator) -> Tensor:
+        return self.critic(changed(images, self.method.changes, rng))
+
+    def critic_loss(self, rng: torch.Generator) -> Tensor:
+        method, real = self.method, self.images(self.indices(rng)) * 2 - 1
+        with torch.no_grad():
+            fake, _ = self.generated(rng)
+        loss = F.softplus(self.score(fake, rng)).mean() + F.softplus(-self.score(real, rng)).mean()
+        if method.r1 and _happens(method.r1_every, rng):
+            penalty = squared_gradient(lambda x: self.score(x, rng), real)
+            loss = loss + method.r1_every * method.r1 / 2 * penalty
+        return loss
+
+    def generator_loss(self, rng: torch.Generator) -> Tensor:
+        method = self.method
+        fake, _ = self.generated(rng)
+        loss = F.softplus(-self.score(fake, rng)).mean()
+        if method.path and _happens(method.path_every, rng):
+            spread = path_length_variance(*self.generated(rng), rng)
+            loss = loss + method.path_every * method.path * spread
+        return loss
+
+
 @priors.register
 @parameters
-class Stylegan2:
-    """A style-based generator: read from a file of `frostglass convert stylegan2`, or trained on public pictures.
+class Stylegan2(GanMethod):
+    """A style-based generator: read from a file of `frostglass convert stylegan2`, or trained.
 
-    Critic: E sp(D(G(z))) + E sp(-D(x)) + γ/2 · E‖∇D(x)‖²; generator: E sp(-D(G(z))), sp(a) = ln(1 + eᵃ), with a running mean of the generator's weights as
-    the result. With `path` λ the generator's loss gets λ · E(‖Jᵀy‖ - a)², J the picture's derivative by the styles, y Gaussian noise, a the mean of ‖Jᵀy‖.
-    Pictures are x/2 + ½ of the network's raw ones, cut off at 0 and 1, with constant noise.
+    Critic: E sp(D(G(z))) + E sp(-D(x)) + γ/2 · E‖∇D(x)‖²; generator: E sp(-D(G(z))),
+    sp(a) = ln(1 + eᵃ), with a running mean of the generator's weights as the result. With `path` λ
+    the generator's loss gets λ · E(‖Jᵀy‖ - a)², J the image's derivative by the styles, y Gaussian
+    noise, a the mean of ‖Jᵀy‖. Images are x/2 + ½ of the network's raw ones, clamped to [0, 1],
+    with constant noise. Adam's betas are (0, 0.99).
 
-    Paper: Karras et al., Analyzing and Improving the Image Quality of StyleGAN, CVPR 2020, arXiv 1912.04958; Karras et al., Training Generative Adversarial
-        Networks with Limited Data (ADA), NeurIPS 2020, arXiv 2006.06676; Zhao et al., Differentiable Augmentation, NeurIPS 2020, arXiv 2006.10738.
-    Differs: the two regularisers take their turn at random with one chance in `r1_every` (`path_every`), and are added to the loss of that step, where the official code
-        has a step of its own at every 16th (8th). a is the mean of the batch, not a running one. `changes` are DiffAugment's at full strength, not
-        ADA's adapted ones. Whom weights that are read were trained on is not known, and the report says so. No style mixing, as in ADA's settings for small pictures. No critic is kept: it judges pictures in groups, so
-        that candidates would influence each other.
+    Paper: Karras et al., Analyzing and Improving the Image Quality of StyleGAN, CVPR 2020, arXiv
+        1912.04958; Karras et al., Training Generative Adversarial Networks with Limited Data (ADA),
+        NeurIPS 2020, arXiv 2006.06676; Zhao et al., Differentiable Augmentation, NeurIPS 2020,
+        arXiv 2006.10738.
+    Differs: each regulariser is added to the loss of a step at random, with one chance in
+        `r1_every` (`path_every`), where the official code has a step of its own at every 16th
+        (8th). a is the mean of the batch, not a running one. `changes` are DiffAugment's at full
+        strength, not ADA's adapted ones. Whom weights from a file were trained on is not known, and
+        the report says so. No style mixing, as in ADA's settings for small images. No critic is
+        kept: it compares images in groups, so that candidates would influence each other.
 
     Args:
-        weights: a file written by `frostglass convert stylegan2`; nothing is trained then, and the sizes below are the file's.
-        crop: of the pictures that weights make, keep only this many pixels a side in the middle; 0 keeps all. 800 of 1024 is usual for faces.
-        resize: accept weights that make pictures of another size than the data has; they are resized, after `crop`.
-        resolution: pixels a side of what the network makes; told by the data or by the weights, and refused if it is something else.
-        latent: length of the latent z. style: length of the style w. layers: fully connected layers from z to w.
+        weights: a file written by `frostglass convert stylegan2`; nothing is trained then, and the
+            sizes below are the file's.
+        crop: of the images that weights make, keep only this many pixels a side in the middle; 0
+            keeps all. 800 of 1024 is usual for faces.
+        resize: accept weights that make images of another size than the data has; they are
+            resized, after `crop`.
+        resolution: pixels a side of what the network makes; known from the data or the weights,
+            and refused if it is something else.
+        style: length of the style w. layers: fully connected layers from z to w.
         channel_base: a block at r pixels has channel_base // r channels, ...
         channel_max: ... and at most this many.
-        clamp: bound of what convolutions put out; none if not given.
+        clamp: bound of the outputs of convolutions; none if not given.
         critic_base: channel_base of the critic; the generator's if not given.
-        steps: generator steps. batch: images a step.
-        lr: Adam's step size, with betas (0, 0.99).
         r1: γ. r1_every: see above.
-        path: λ; 2 published, 0 is off, as in ADA's settings for small pictures. path_every: see above.
-        changes: what is done to pictures before the critic sees them: "colour", "move", "cover"; none by default.
-        average: decay of the running mean of the generator's weights.
-        cooldown: share of the steps, at the end, over which lr falls linearly to zero; 0 is the published training.
-        memory: GiB that making pictures may take in an attack; fewer at a time are made where it is not enough. Sizes a result's last digits only.
-        checkpoint_every: generator steps between checkpoints; does not change the result.
+        path: λ; 2 is published, 0 disables it, as in ADA's settings for small images.
+        path_every: see above.
+        changes: augmentations of the critic's images: "colour", "move", "cover"; none by default.
+        memory: GiB that making images may take in an attack; fewer at a time are made where it is
+            not enough. Changes the last digits of a result only.
     """
 
     weights: str | None = None
@@ -154,204 +191,145 @@ class Stylegan2:
     channel_max: Annotated[int, Field(ge=1)] = 128
     clamp: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     critic_base: Annotated[int, Field(ge=1)] | None = None
-    steps: Annotated[int, Field(ge=1)] = 20_000
     batch: Annotated[int, Field(ge=4)] = 32
-    lr: Annotated[float, Field(gt=0)] = 2.5e-3
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.5e-3
     r1: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     r1_every: Annotated[int, Field(ge=1)] = 16
     path: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     path_every: Annotated[int, Field(ge=1)] = 8
     changes: tuple[Change, ...] = ()
     average: Annotated[float, Field(ge=0, lt=1)] = 0.998
-    cooldown: Annotated[float, Field(ge=0, le=1)] = 0.0
     memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
-    checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
-    tied: ClassVar[bool] = False
-    needs: ClassVar[None] = None
+    title: ClassVar[str] = "StyleGAN2"
+    betas: ClassVar[tuple[float, float]] = (0.0, 0.99)
     keeps_critic: ClassVar[bool] = False
-    critic_steps: ClassVar[int] = 1
+    training: ClassVar = Stylegan2Training
 
     def __post_init__(self) -> None:
         if self.batch % 4:
             raise ValueError(
-                f"batch ({self.batch}) must be a multiple of 4: the critic judges groups of 4"
+                f"batch ({self.batch}) must be a multiple of 4: the critic compares groups of 4"
             )
 
     @property
     def ready(self) -> bool:
         return self.weights is not None
 
+    def files(self) -> list[Path]:
+        return [Path(self.weights)] if self.weights else []
+
     def settings(self, image_shape: Shape) -> StyleSettings:
-        """What the generator of pictures of this shape is made from."""
+        """Return the sizes of the generator for images of this shape."""
         colours, height, width = image_shape
         if self.resolution:
             height = width = self.resolution
         if height != width or height < 8 or height & (height - 1):
             raise ConfigError(
-                f"stylegan2 makes square pictures of 8, 16, ..., 1024 pixels, got {height}×{width}: choose another data.size"
+                f"stylegan2 makes square images of 8, 16, ..., 1024 pixels, got {height}×{width}: "
+                "choose another data.size"
             )
         return StyleSettings(
-            resolution=height, colours=colours, z_dim=self.latent, w_dim=self.style, layers=self.layers,  # type: ignore[arg-type]
-            channel_base=self.channel_base, channel_max=self.channel_max, clamp=self.clamp,
-        )  # fmt: skip
+            resolution=height,
+            colours=colours,  # type: ignore[arg-type]
+            z_dim=self.latent,
+            w_dim=self.style,
+            layers=self.layers,
+            channel_base=self.channel_base,
+            channel_max=self.channel_max,
+            clamp=self.clamp,
+        )
 
-    def blocks(self, image_shape: Shape) -> int:
-        """How many blocks the generator of pictures of this shape has."""
-        return len(self.settings(image_shape).sizes)
+    def networks(self, image_shape: Shape, classes: int = 0) -> tuple[StyleImages, StyleCritic]:
+        settings = self.settings(image_shape)
+        generator = StyleGenerator(settings)
+        base = self.critic_base or self.channel_base
+        images = StyleImages(generator, self.memory, crop=self.crop, side=image_shape[1])
+        return images, StyleCritic(replace(settings, channel_base=base))
 
-    def check_trained(self, image_shape: Shape) -> None:
-        """Refuse what only weights that are read can have."""
+    def untrained(self, image_shape: Shape, classes: int) -> Prior:
+        if self.weights:
+            return self.read(image_shape)
+        self._check_trained(image_shape)
+        return super().untrained(image_shape, classes)
+
+    def _check_trained(self, image_shape: Shape) -> None:
+        """Refuse parameters that only weights from a file can have."""
         if self.crop or self.resolution not in (None, image_shape[1]):
             raise ConfigError(
-                f"prior.crop and prior.resolution are for weights that are read: a stylegan2 is trained to make the data's {image_shape[1]} pixels a side"
+                "prior.crop and prior.resolution are for weights from a file: a stylegan2 is "
+                f"trained to make the data's {image_shape[1]} pixels a side"
             )
 
-    def networks(self, image_shape: Shape, classes: int = 0) -> tuple[StylePictures, StyleCritic]:
-        """Generator and critic for one image shape, freshly initialised."""
-        made = self.settings(image_shape)
-        judged = replace(made, channel_base=self.critic_base or self.channel_base)
-        return StylePictures(
-            StyleGenerator(made), self.memory, crop=self.crop, side=image_shape[1]
-        ), StyleCritic(judged)
-
-    def files(self) -> list[Path]:
-        """Files this prior reads."""
-        return [Path(self.weights)] if self.weights else []
-
     def read(self, image_shape: Shape) -> Prior:
-        """The prior of `weights`, if it fits images of this shape."""
+        """Read the prior of `weights`; refuse it if it does not fit images of this shape."""
         network = load_generator(str(self.weights))
-        made = network.settings
-        if self.resolution not in (None, made.resolution):
+        settings = network.settings
+        if self.resolution not in (None, settings.resolution):
             raise ConfigError(
-                f"prior.resolution ({self.resolution}) is not the {made.resolution} pixels a side that {self.weights} makes: leave it out"
+                f"prior.resolution ({self.resolution}) is not the {settings.resolution} pixels a "
+                f"side that {self.weights} makes: leave it out"
             )
         if image_shape[1] != image_shape[2]:
             raise ConfigError(
-                f"stylegan2 makes square pictures, and the data has {image_shape[1]}×{image_shape[2]}: choose another data.size"
+                f"stylegan2 makes square images, and the data has {image_shape[1]}×"
+                f"{image_shape[2]}: choose another data.size"
             )
-        side = self.crop or made.resolution
-        if side > made.resolution:
+        side = self.crop or settings.resolution
+        if side > settings.resolution:
             raise ConfigError(
-                f"prior.crop ({side}) is larger than the {made.resolution} pixels a side that {self.weights} makes: lower it"
+                f"prior.crop ({side}) is larger than the {settings.resolution} pixels a side that "
+                f"{self.weights} makes: lower it"
             )
         if self.resize:
             side = image_shape[1]
-        shape = (made.colours, side, side)
+        shape: Shape = (settings.colours, side, side)
         check_size(str(self.weights), shape, image_shape)
-        own = replace(
-            self, weights=None, resolution=made.resolution, latent=made.z_dim, style=made.w_dim, layers=made.layers, channel_base=made.channel_base,
-            channel_max=made.channel_max, clamp=made.clamp,
-        )  # fmt: skip
-        made_elsewhere = self._prior(
-            StylePictures(network, self.memory, crop=self.crop, side=side),
-            shape,
-            identity_hashes([]),
-            own,
+        # Recorded with the file's sizes, so that a stored prior is read without the file.
+        method = replace(
+            self,
+            weights=None,
+            resolution=settings.resolution,
+            latent=settings.z_dim,
+            style=settings.w_dim,
+            layers=settings.layers,
+            channel_base=settings.channel_base,
+            channel_max=settings.channel_max,
+            clamp=settings.clamp,
         )
-        return replace(made_elsewhere, info={**made_elsewhere.info, "seen_identities": UNKNOWN})
+        generator = StyleImages(network, self.memory, crop=self.crop, side=side)
+        prior = method.prior(generator, None, shape, 0)
+        return replace(prior, info={**prior.info, "seen_identities": UNKNOWN})
 
-    def _prior(
-        self, generator: StylePictures, shape: Shape, seen_identities: Tensor, method: "Stylegan2"
-    ) -> Prior:
-        info = {"method": {"name": "stylegan2", "parameters": asdict(method)}}  # type: ignore[call-overload]
-        return Prior(
-            generator=generator.eval(),
-            critic=None,
-            latent=generator.settings.z_dim,
-            image_shape=shape,
-            seen_identities=seen_identities,
-            info=info,
-        )
-
-    def train(
-        self,
-        public: Images,
-        view: ModelView | None = None,
-        *,
-        seed: int = 0,
-        work: Work | None = None,
-    ) -> Prior:
-        """Read the weights, or train on public images; resumes from the last checkpoint in `work` with the same result."""
+    def fit(self, task: PriorTask) -> Prior:
         if self.weights:
-            prior = self.read(public.shape)
-            prior.generator.to(default_device())
-            return prior
-        self.check_trained(public.shape)
-        with seeded(seed, "stylegan2", "init"):
-            generator, critic = self.networks(public.shape)
-        generator.to(default_device())
-        critic.to(default_device())
-        network = generator.network
+            return on_device(self.read(task.public.shape), task.device)
+        self._check_trained(task.public.shape)
+        return super().fit(task)
 
-        def made(rng: torch.Generator) -> tuple[Tensor, Tensor]:
-            styles = network.mapping.w(draw(generator, self.batch, self.latent, rng))
-            network.mapping.follow(styles)
-            ws = styles[:, None].expand(-1, network.settings.num_ws, -1)
-            return network.synthesis(ws, rng), ws
+    def brief(self) -> Self:
+        return replace(super().brief(), r1_every=1, path_every=1)
 
-        def judged(pictures: Tensor, rng: torch.Generator) -> Tensor:
-            return critic(changed(pictures, self.changes, rng))
-
-        def critic_loss(rng: torch.Generator) -> Tensor:
-            real = (
-                public.floats(torch.randint(len(public), (self.batch,), generator=rng)).to(
-                    default_device()
-                )
-                * 2
-                - 1
-            )
-            with torch.no_grad():
-                fake, _ = made(rng)
-            loss = F.softplus(judged(fake, rng)).mean() + F.softplus(-judged(real, rng)).mean()
-            if self.r1 and _turn(self.r1_every, rng):
-                loss = loss + self.r1_every * self.r1 / 2 * steepness(
-                    lambda x: judged(x, rng), real
-                )
-            return loss
-
-        def generator_loss(rng: torch.Generator) -> Tensor:
-            fake, _ = made(rng)
-            loss = F.softplus(-judged(fake, rng)).mean()
-            if self.path and _turn(self.path_every, rng):
-                loss = loss + self.path_every * self.path * path_spread(*made(rng), rng)
-            return loss
-
-        schedule = Schedule(
-            steps=self.steps,
-            critic_steps=1,
-            lr=self.lr,
-            betas=(0.0, 0.99),
-            average=self.average,
-            cooldown=self.cooldown,
-            checkpoint_every=self.checkpoint_every,
-        )
-        kept = train_in_turns(
-            "stylegan2", generator, critic, schedule, critic_loss=critic_loss, generator_loss=generator_loss, seed=seed, work=work or Work.scratch(),
-            sample=lambda network: network(draw(network, SHEET, self.latent, generator_for(0, "sheet"))),
-        )  # fmt: skip
-        assert isinstance(kept, StylePictures)
-        return self._prior(kept, public.shape, identity_hashes(public.names), self)
+    def budget(self, size: AuditSize) -> Budget:
+        return Budget(LOADED) if self.weights else super().budget(size)
 
 
-def _turn(every: int, rng: torch.Generator) -> bool:
+def _happens(every: int, rng: torch.Generator) -> bool:
+    """Draw whether a regulariser is added in this step, with one chance in `every`."""
     return int(torch.randint(every, (), generator=rng)) == 0
 
 
-def steepness(critic: Any, pictures: Tensor) -> Tensor:
-    """R1: the mean of ‖∇ critic‖² at pictures."""
-    pictures = pictures.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(critic(pictures).sum(), pictures, create_graph=True)
+def squared_gradient(critic: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return R1, the mean of ‖∇ critic‖² at images."""
+    images = images.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(images).sum(), images, create_graph=True)
     return slope.square().sum((1, 2, 3)).mean()
 
 
-def path_spread(pictures: Tensor, ws: Tensor, rng: torch.Generator) -> Tensor:
-    """How unevenly pictures answer to their styles: the variance of ‖Jᵀy‖, y noise of variance 1 / pixels, over a batch."""
-    noise = (
-        torch.randn(pictures.shape, generator=rng).to(pictures)
-        / (pictures.shape[2] * pictures.shape[3]) ** 0.5
-    )
-    (slopes,) = torch.autograd.grad((pictures * noise).sum(), ws, create_graph=True)
+def path_length_variance(images: Tensor, ws: Tensor, rng: torch.Generator) -> Tensor:
+    """Return the variance over a batch of ‖Jᵀy‖, y noise of variance 1 / pixels."""
+    pixels = images.shape[2] * images.shape[3]
+    noise = torch.randn(images.shape, generator=rng).to(images) / pixels**0.5
+    (slopes,) = torch.autograd.grad((images * noise).sum(), ws, create_graph=True)
     lengths = slopes.square().sum(2).mean(1).sqrt()
     return (lengths - lengths.mean().detach()).square().mean()

@@ -1,15 +1,20 @@
-"""The only classifier loop: it trains targets and evaluators, undefended or with any defenses."""
+"""Build the network that a training starts from, and check it against the defenses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
 
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Shape, Target
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense, Size, TrainingProgress
+from frostglass.defenses.base import Defense, TrainingProgress, TrainingSize
+from frostglass.defenses.base import defenses as registry
 from frostglass.models.build import build
 from frostglass.models.checkpoint import body, load_body, read_body
 from frostglass.models.cut import cut
 from frostglass.models.taps import find_head, find_taps
+from frostglass.runtime.device import device_of
 from frostglass.training.settings import Training
 
 
@@ -22,9 +27,9 @@ def untrained(
     seed: int,
     start: Target | str | None = None,
 ) -> Target:
-    """The network a training run starts from, with the defenses' changes applied; the same for the same seed.
+    """Build the network a training starts from, with the defenses' changes; fixed by the seed.
 
-    `start` fills it, all but the head: with what the first stage trained, or from a checkpoint file.
+    `start` fills all but the head: the target of the first stage, or a checkpoint file.
     """
     module = build(
         config.model,
@@ -35,50 +40,63 @@ def untrained(
         seed=seed,
         **config.options,
     )
-    # Taps are those of the plain network: what a defense puts in place of its head has none.
-    head, taps = find_head(module, image_shape), find_taps(module, image_shape)
-    bare = Target(
-        module=module, classes=classes, image_shape=image_shape, head=head, taps=taps, attributes=bool(config.attributes),
+    plain = Target(
+        module=module,
+        classes=classes,
+        image_shape=image_shape,
+        head=find_head(module, image_shape),
+        taps=find_taps(module, image_shape),  # of the plain network: replaced heads have none
+        attributes=bool(config.attributes),
         cut=cut(module, config.cut, image_shape).tap if config.cut else "",
-    )  # fmt: skip
+    )
     if isinstance(start, Target):
-        bare = compose.prepare(compose.during_stage(defenses), bare, seed=seed)
-        load_body(bare.module, bare.head, body(start.module, start.head))
+        plain = compose.prepare(compose.during_stage(defenses), plain, seed=seed)
+        if device_of(start.module).type != "meta":  # a dry run has no content to copy
+            load_body(plain.module, plain.head, body(start.module, start.head))
     elif start is not None:
-        load_body(
-            bare.module,
-            bare.head,
-            read_body(bare.module, bare.head, start, config.start_parts),
-            config.start_parts,
-        )
-    return compose.prepare(defenses, bare, seed=seed)
+        tensors = read_body(plain.module, plain.head, start, config.start_parts)
+        load_body(plain.module, plain.head, tensors, config.start_parts)
+    return compose.prepare(defenses, plain, seed=seed)
+
+
+def rebuild_network(recipe: Mapping[str, Any]) -> nn.Module:
+    """Build the network of a stored target from its recipe, without its weights."""
+    methods = [
+        registry.get(values["name"])(**{k: v for k, v in values.items() if k != "name"})
+        for values in recipe["defenses"]
+    ]
+    classes = tuple(map(str, range(recipe["classes"])))
+    config = Training(**recipe["training"])
+    return untrained(config, classes, recipe["image_shape"], methods, seed=recipe["seed"]).module
 
 
 def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
-    """Refuse what no network can mend: defenses of people for attributes, and an end before full strength: a half-defended model."""
+    """Refuse settings that no network can satisfy.
+
+    These are defenses of identities for attributes, and a training that ends before the defenses
+    reach full strength.
+    """
     if config.attributes and (
         unfit := [defense.name for defense in defenses if not defense.takes_attributes]
     ):
         raise ConfigError(
-            f"{', '.join(unfit)} defends a classifier of people, and target.attributes asks for one of attributes: leave one of the two out"
+            f"{', '.join(unfit)} defends a classifier of people, and target.attributes asks for "
+            "one of attributes: leave one of the two out"
         )
-    weak = [
-        defense.name
-        for defense in defenses
-        if not defense.at_full_strength(TrainingProgress(config.epochs - 1, config.epochs))
-    ]
+    last = TrainingProgress(config.epochs - 1, config.epochs)
+    weak = [defense.name for defense in defenses if not defense.at_full_strength(last)]
     if weak and not config.weights:
         raise ConfigError(
-            f"no epoch of {config.epochs} is at full defense strength ({', '.join(weak)}): raise target.epochs, or let the defense begin earlier"
+            f"no epoch of {config.epochs} is at full defense strength ({', '.join(weak)}): "
+            "raise target.epochs, or let the defense begin earlier"
         )
 
 
 def check_training(
     config: Training, target: Target, defenses: Sequence[Defense], records: int
 ) -> None:
-    """Refuse defenses that cannot work on a prepared network with this recipe, before anything is computed."""
+    """Refuse defenses that cannot work on a prepared network with these settings."""
     check_recipe(config, defenses)
-    if not config.weights and (
-        found := compose.problems(defenses, target, Size(records, config.batch, config.epochs))
-    ):
-        raise ConfigError(found)
+    size = TrainingSize(records, config.batch, config.epochs)
+    if not config.weights and (problems := compose.problems(defenses, target, size)):
+        raise ConfigError(problems)

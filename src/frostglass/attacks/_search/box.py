@@ -1,4 +1,4 @@
-"""MIRROR's box: how far the styles of a StyleGAN may stray, told before the last activation of its mapping network."""
+"""MIRROR's box: bounds for the styles of a StyleGAN, set before the mapping's last activation."""
 
 from dataclasses import dataclass
 
@@ -11,43 +11,44 @@ from frostglass.networks.stylegan2.network import SLOPE
 
 @dataclass(frozen=True)
 class Box:
-    """Mean ± `width` standard deviations of each coordinate of p, the styles before the activation they come out of.
+    """Mean ± `width` standard deviations of each coordinate of p, the style before its activation.
 
-    p = w where w ≥ 0, else w / 0.2. The factor √2 of a StyleGAN2's activation is left in p: mean, deviation and bounds all carry it, so that the box is the
-    same one. Where there is no activation to undo (`bent` is False) p is w. `mean` and `std` (size,) are those of p.
+    p = w where w ≥ 0, else w / 0.2. The factor √2 of a StyleGAN2's activation stays in p: mean,
+    deviation and bounds all carry it, so the box is the same. Without an activation (`activated`
+    is False) p is w. `mean` and `std` (size,) are those of p.
     """
 
     mean: Tensor
     std: Tensor
     width: float
-    bent: bool
+    activated: bool
 
     @classmethod
     def around(cls, space: StyleSpace, styles: Tensor, width: float) -> "Box":
-        """The box of styles (P, size) that were drawn and not truncated: those no longer come out of an activation."""
-        points = _before(styles) if space.bent else styles
-        return cls(points.mean(0), points.std(0, correction=0), width, space.bent)
+        """Return the box of styles (P, size), which must not be truncated."""
+        points = _before(styles) if space.activated else styles
+        return cls(points.mean(0), points.std(0, correction=0), width, space.activated)
 
     def before(self, styles: Tensor) -> Tensor:
-        """p of styles w."""
-        return _before(styles) if self.bent else styles
+        """Convert styles w to p."""
+        return _before(styles) if self.activated else styles
 
     def after(self, points: Tensor) -> Tensor:
-        """The styles w of p."""
-        return torch.where(points >= 0, points, points * SLOPE) if self.bent else points
+        """Convert p to styles w."""
+        return torch.where(points >= 0, points, points * SLOPE) if self.activated else points
 
     @property
     def low(self) -> Tensor:
-        """The least that each coordinate of a style may be."""
+        """The lower bound of each coordinate of a style."""
         return self.after(self.mean - self.width * self.std)
 
     @property
     def high(self) -> Tensor:
-        """The most that each coordinate of a style may be."""
+        """The upper bound of each coordinate of a style."""
         return self.after(self.mean + self.width * self.std)
 
-    def held(self, styles: Tensor) -> Tensor:
-        """Styles (..., size) brought into the box; p rises with w, so that this is the same for both."""
+    def clamp(self, styles: Tensor) -> Tensor:
+        """Clamp styles (..., size) to the box; p rises with w, so w and p clamp alike."""
         return styles.clamp(self.low, self.high)
 
 

@@ -1,7 +1,7 @@
-"""What all attacks share that follow the target's gradients: parameters, objective and search, with a slot for what sets each apart."""
+"""The base of all attacks that follow the target's gradients."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -10,25 +10,29 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.families import Family, Point
+from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.row_rng import RowRng
+from frostglass.attacks._search.runner import ModelAttack, Recipe
 from frostglass.attacks._search.search import (
     OptimizerName,
     OptimizerSettings,
     SearchResult,
     descend,
 )
-from frostglass.attacks._search.start import fresh
-from frostglass.attacks.base import Attack, Recipe
+from frostglass.attacks._search.start import POOL_CHUNK, fresh
+from frostglass.core.method import Variants
 from frostglass.core.objective import LossName, loss_of
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
-from frostglass.core.views import Capability, ModelView
+from frostglass.core.views import ModelView
 from frostglass.runtime.batching import BATCH_MULTIPLE
 
-# Against defenses that are known: what an attacker who knows of them would change.
-ADAPTIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+# What an attacker who knows of a defense would change.
+ADAPTIVE: Variants = {
     "noise": (
-        "expectation over the noise of MID: each look at the target is the mean of eight",
+        "expectation over the noise of MID: each query is the mean of eight passes",
         {"samples": 8},
     ),
     "aimed": (
@@ -40,86 +44,72 @@ ADAPTIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"straight_through": True, "loss": "margin"},
     ),
     "margin": (
-        "for LS and CALoR: the margin goes on pushing where cross-entropy has no gradient left",
+        "for LS and CALoR: the margin still has a gradient where cross-entropy has none left",
         {"loss": "margin"},
     ),
     "poincare": (
-        "for LS: a loss that does not change when the logits are blown up",
+        "for LS: a loss that does not change when the logits are scaled up",
         {"loss": "poincare"},
     ),
 }
 
 
 @parameters
-class Descent(Attack):
-    """Base of the attacks that minimise w_t · loss(T(G(z)), y) - w_c · D(G(z)) + penalty over what stands for z.
+class Descent(ModelAttack):
+    """Base of the attacks that minimise w_t · loss(T(G(z)), y) - w_c · D(G(z)) + penalty.
 
     Args:
-        loss: what the target should think: "ce" (-ln p_y), "logit" (-l_y), "margin" (max of the other logits - l_y), "poincare", or "aim",
-            (ln p_y - ln aim)².
-        aim: the confidence that loss "aim" wants; 0.8825 is exp(-1/8), what CALoR trains for.
-        weight: w_t, the weight of the class loss. critic_weight: w_c, the weight of the prior's critic; 0 needs no critic.
+        loss: class loss: "ce" (-ln p_y), "logit" (-l_y), "margin" (max of the other logits - l_y),
+            "poincare", or "aim", (ln p_y - ln aim)².
+        aim: target confidence of loss "aim"; 0.8825 is exp(-1/8), what CALoR trains for.
+        weight: w_t, the weight of the class loss.
+        critic_weight: w_c, the weight of the prior's critic; 0 needs no critic.
         coupling: both are divided by this, as a mean over a batch of that size divides them.
-        optimizer: "nesterov", "momentum" or "adam". momentum: of the first two. betas: of Adam.
+        optimizer: "nesterov", "momentum" or "adam".
+        momentum: of the first two optimisers. betas: of Adam.
         lr: step size. steps: iterations.
-        patience: a candidate that convinces the target and whose confidence has been flat for this many steps leaves the batch at the next multiple of 10; 0 uses all
-            steps, as published.
-        flat: how far a confidence may move and still be called flat.
-        candidates: searches per identity. keep: how many pictures are returned, best target margin first.
-        batch: pictures shown to the target together, rounded up to a multiple of 16; does not change the result.
-        samples: passes through the target averaged at each look; above 1 it sees through the noise of defenses such as MID.
-        straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid of a head that a defense put in, else every tanh layer) as if they
-            were not there; changes nothing where there is none, or where tanh is called as a function.
+        patience: a candidate that convinces the target and whose confidence has been flat for this
+            many steps stops early, at the next multiple of 10; 0 uses all steps, as published.
+        flat: how far a confidence may move and still count as flat.
+        straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid
+            of a defense's head, else every tanh layer) as if they were not there; changes nothing
+            where there is none, or where tanh is called as a function.
     """
 
     loss: LossName = "ce"
     aim: Annotated[float, Field(gt=0, lt=1)] = 0.8825
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
-    critic_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    coupling: Annotated[int, Field(ge=1)] = 60
+    weight: Weight = 100.0
+    critic_weight: Weight = 1.0
+    coupling: AtLeastOne = 60
     optimizer: OptimizerName = "adam"
     lr: Annotated[float, Field(gt=0)] = 0.02
     momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
-    steps: Annotated[int, Field(ge=0)] = 1500
-    patience: Annotated[int, Field(ge=0)] = 0
-    flat: Annotated[float, Field(ge=0, le=1)] = 0.01
-    candidates: Annotated[int, Field(ge=1)] = 5
-    keep: Annotated[int, Field(ge=1)] = 5
-    batch: Annotated[int, Field(ge=1)] = 64
-    samples: Annotated[int, Field(ge=1)] = 1
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    steps: Count = 1500
+    patience: Count = 0
+    flat: Share = 0.01
     straight_through: bool = False
 
-    access: ClassVar[tuple[Capability, ...]] = ("gradients",)
-    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = ADAPTIVE
-
-    def __post_init__(self) -> None:
-        if self.keep > (most := self.candidates * self.read_from_each):
-            drawn = "candidates" if self.read_from_each == 1 else "candidates · draws"
-            raise ValueError(f"keep ({self.keep}) must not exceed {drawn} ({most})")
+    variants: ClassVar[Variants] = ADAPTIVE
 
     @property
-    def read_from_each(self) -> int:
-        """How many pictures are read from each searched row at the end."""
-        return 1
+    def access(self) -> tuple[str, ...]:
+        return ("gradients",)
 
     @property
     def looks(self) -> int:
-        """How many pictures each row makes at one step."""
+        """Number of images each row generates at one step."""
+        return 1
+
+    @property
+    def views(self) -> int:
+        """Number of times each image is shown to the target at one step."""
         return 1
 
     @property
     def ramp(self) -> Callable[[float], float] | None:
-        """What the step size is multiplied by after a share of the steps."""
+        """Scale of the step size after a share of the steps."""
         return None
-
-    @property
-    def views(self) -> int:
-        """How many times each picture is shown to the target at one step."""
-        return 1
 
     @property
     def rows(self) -> int:
@@ -129,47 +119,53 @@ class Descent(Attack):
     def batch_multiple(self) -> int:
         return BATCH_MULTIPLE // math.gcd(BATCH_MULTIPLE, self.looks)
 
-    def effort(self) -> tuple[str, int]:
+    @property
+    def search_effort(self) -> tuple[str, int]:
         each = self.looks * self.views * self.samples
-        return f"{self.steps} steps" + (
-            f" of {each} pictures" if each > 1 else ""
-        ), self.steps * each
+        words = f"{self.steps:,} steps" + (f" of {each} images" if each > 1 else "")
+        return words, self.steps * each
 
-    def problems(self, view: ModelView, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        # Two steps, so that optimisers have allocated their memory.
+        return {"steps": min(2, self.steps)}
+
+    def prior_problems(self, prior: Prior) -> list[str]:
+        problems = super().prior_problems(prior)
         if self.critic_weight and prior.critic is None:
-            found.append(
-                f"{self.name}.critic_weight is not 0 and the prior has no critic: set it to 0"
+            problems.append(
+                f"{self.name}.critic_weight is {self.critic_weight:g}, but the prior has no "
+                "critic: set it to 0"
             )
-        return found
+        return problems
 
     def family(self, prior: Prior) -> Family:
-        """What stands for a latent."""
+        """Return what represents a latent: a point or a distribution."""
         return Point(prior.latent)
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
-        """Where rows begin, (I, candidates, latent)."""
+        """Return the initial latents of all rows, (I, candidates, latent)."""
         return fresh(prior, labels, self.candidates, seed=seed, purpose=type(self).__name__.lower())
 
-    def identity(
-        self, view: ModelView, prior: Prior, pictures: Tensor, labels: Tensor, rng: RowRng
+    def class_loss(
+        self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng
     ) -> tuple[Tensor, Tensor]:
-        """How far the target is from seeing `labels` in pictures, and its probability of them, one value a picture."""
-        logits = view.logits(pictures)
+        """Return the class loss and the target's confidence, one value per image."""
+        logits = view.logits(images)
         return loss_of(self.loss, logits, labels, aim=self.aim), confidence(logits, labels)
 
-    def judged(
-        self, view: ModelView, prior: Prior, pictures: Tensor, labels: Tensor, rng: RowRng
+    def weighted_loss(
+        self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng
     ) -> tuple[Tensor, Tensor]:
-        """What pictures are worth to target and critic, weighed, and the target's probability of `labels`, one value a picture."""
-        value, sure = self.identity(view, prior, pictures, labels, rng)
+        """Return the weighted loss of target and critic and the confidence, one per image."""
+        value, sure = self.class_loss(view, prior, images, labels, rng)
         value = self.weight * value
-        return (
-            value - self.critic_weight * prior.realism(pictures) if self.critic_weight else value
-        ), sure
+        if self.critic_weight:
+            value = value - self.critic_weight * prior.realism(images)
+        return value, sure
 
-    def pace(self, steps: int, project: Callable[[Tensor, Tensor], Tensor]) -> OptimizerSettings:
-        """How far and how fast rows go."""
+    def settings(
+        self, steps: int, project: Callable[[Tensor, Tensor], Tensor]
+    ) -> OptimizerSettings:
         return OptimizerSettings(
             steps,
             self.lr,
@@ -183,27 +179,27 @@ class Descent(Attack):
         )
 
     def penalty(self, family: Family, state: Tensor, rng: RowRng) -> Tensor | float:
-        """What else rows are punished for, one value a row."""
+        """Return a further loss, one value per row."""
         return 0.0
 
     def project(self, state: Tensor, start: Tensor) -> Tensor:
-        """Where rows that began at `start` may be, applied after each step."""
+        """Constrain rows that began at `start`, after each step."""
         return state
 
-    def pictures(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
-        """What latents (N, ...) look like; attacks may leave values a little outside [0, 1], which are cut off in pictures that are kept."""
+    def images(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
+        """Generate images of latents (N, ...); values may lie a little outside [0, 1]."""
         return prior.images(latents, labels)
 
-    def ranks(
+    def rank(
         self, view: ModelView, prior: Prior, state: Tensor, labels: Tensor, rng: RowRng
     ) -> Tensor | None:
-        """By what candidates are kept in the end, one value a row, larger is better; None is the target's margin."""
+        """Return a score per row by which candidates are kept; None uses the target's margin."""
         return None
 
     def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
-        pace = self.pace(self.steps, self.project)
+        settings = self.settings(self.steps, self.project)
 
         def start(labels: Tensor) -> Tensor:
             centres = self.centres(view, prior, labels, seed=seed)
@@ -212,41 +208,35 @@ class Descent(Attack):
         def objective(state: Tensor, labels: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
             latents = family.sample(state, rng.normal(self.looks, family.noise))
             each = labels.repeat_interleave(self.looks)
-            pictures = self.pictures(prior, latents.flatten(0, 1), each)
-            value, sure = self.judged(shown, prior, pictures, each, rng)
-            value = value.unflatten(0, (-1, self.looks)).mean(1) / self.coupling
-            return value + self.penalty(family, state, rng), sure.unflatten(
-                0, (-1, self.looks)
-            ).mean(1)
+            images = self.images(prior, latents.flatten(0, 1), each)
+            value, sure = self.weighted_loss(shown, prior, images, each, rng)
+            value, sure = (part.unflatten(0, (-1, self.looks)).mean(1) for part in (value, sure))
+            return value / self.coupling + self.penalty(family, state, rng), sure
 
         def search(state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
-            found = descend(
-                shown,
-                state,
-                labels,
-                RowRng.of(seed, "search", labels, draws),
-                objective,
-                pace,
-                batch_multiple=self.batch_multiple,
+            rng = RowRng.of(seed, "search", labels, draws)
+            result = descend(
+                shown, state, labels, rng, objective, settings, batch_multiple=self.batch_multiple
             )
-            return replace(
-                found,
-                score=self.ranks(
-                    view, prior, found.state, labels, RowRng.of(seed, "rank", labels, draws)
-                ),
-            )
+            rng = RowRng.of(seed, "rank", labels, draws)
+            return replace(result, score=self.rank(view, prior, result.state, labels, rng))
 
         def read(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
-            noise = RowRng.of(seed, "read", labels, draws).normal(self.read_from_each, family.noise)
+            noise = RowRng.of(seed, "read", labels, draws).normal(self.reads, family.noise)
             with torch.no_grad():
                 return family.sample(state, noise)
 
         def show(latents: Tensor, labels: Tensor) -> Tensor:
-            return self.pictures(prior, latents, labels).clamp(0, 1)
+            return self.images(prior, latents, labels).clamp(0, 1)
 
         return Recipe(start, search, read, show)
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """The probability of each label, without gradients."""
+    """Return the probability of each label, without gradients."""
     return logits.detach().softmax(1).gather(1, labels[:, None])[:, 0]
+
+
+def brief_pool(pool: int, at_least: int) -> int:
+    """Return a pool of two scored chunks, or as large as it must be."""
+    return min(pool, max(2 * POOL_CHUNK, at_least))

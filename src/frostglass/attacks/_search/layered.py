@@ -5,35 +5,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostglass.attacks._search.families import Distribution, fitting
+from frostglass.attacks._search.families import Distribution
 from frostglass.core.errors import ConfigError
+from frostglass.networks.flow import match_noise
 
 
 @dataclass(frozen=True)
 class Layered:
-    """Latents z_ℓ for each layer ℓ of a StyleGAN, from distributions q_ℓ that are searched independently and all given the same noise ε.
+    """Latents z_ℓ for each layer ℓ of a StyleGAN, from independent q_ℓ that share one noise ε.
 
-    A latent is (z_1, ..., z_layers) in one row. The first `led` layers have a distribution of their own, of the kind of `each`; all others share one standard
-    normal z from further noise, which nothing steers. KL = (1/layers) Σ_ℓ KL(q_ℓ ‖ N(0, I)), to which the layers that are not led add 0. The state is
-    (N, led, ...), with `each`'s own in place of the dots.
+    A latent is (z_1, ..., z_layers) in one row. The first `led` layers have a distribution of their
+    own, of the kind of `each`; all others share one standard normal z from further noise, which is
+    not optimised. KL = (1/layers) Σ_ℓ KL(q_ℓ ‖ N(0, I)), where layers that are not led add 0. The
+    state is (N, led, ...), with the state of `each` in place of the dots.
 
     Paper: Wang et al., Variational Model Inversion Attacks (VMI), NeurIPS 2021, arXiv 2201.10787.
-    Differs: published layers that are not led have flows too, which no picture shows; they stay where they began but for the noise of the KL's
-    gradients. All distributions of a row begin alike; the layers' gradients part them. Published layers share the first quarter of ε and draw the rest anew, here they share all.
+    Differs: published layers that are not led have flows too, which no image shows; they stay at
+        their start but for the noise of the KL's gradients. All distributions of a row start
+        alike and diverge by their gradients. Published layers share the first quarter of ε and draw
+        the rest anew; here they share all.
 
     Args:
         each: the distribution of one layer.
-        layers: how many layers the generator has.
-        led: how many of them, from the first, follow a distribution.
+        layers: number of layers of the generator.
+        led: number of layers, from the first, that follow a distribution.
     """
 
     each: Distribution
     layers: int
     led: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 1 <= self.led <= self.layers:
-            raise ConfigError(f"between 1 and {self.layers} layers can be led, got {self.led}")
+            raise ConfigError(f"led must lie in 1..{self.layers}, got {self.led}")
 
     @property
     def latent(self) -> int:
@@ -49,11 +53,8 @@ class Layered:
 
     def sample(self, state: Tensor, noise: Tensor) -> Tensor:
         shared, free = self._noises(state, noise)
-        latents = (
-            self.each.sample(state.flatten(0, 1), shared)
-            .unflatten(0, (-1, self.led))
-            .transpose(1, 2)
-        )
+        latents = self.each.sample(state.flatten(0, 1), shared)
+        latents = latents.unflatten(0, (-1, self.led)).transpose(1, 2)
         if self.led == self.layers:
             return latents.flatten(2)
         others = free.to(latents)[:, :, None].expand(-1, -1, self.layers - self.led, -1)
@@ -61,13 +62,11 @@ class Layered:
 
     def kl(self, state: Tensor, noise: Tensor) -> Tensor:
         shared, _ = self._noises(state, noise)
-        return (
-            self.each.kl(state.flatten(0, 1), shared).unflatten(0, (-1, self.led)).sum(1)
-            / self.layers
-        )
+        kl = self.each.kl(state.flatten(0, 1), shared)
+        return kl.unflatten(0, (-1, self.led)).sum(1) / self.layers
 
     def _noises(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The noise ε, again for each led layer, and the latent of the others, if there are any."""
-        noise = fitting(self, state, noise)
+        """Split noise into ε, repeated for each led layer, and the latent of the other layers."""
+        noise = match_noise(self, state, noise)
         shared, free = noise.split([self.each.noise, self.noise - self.each.noise], dim=2)
         return shared.repeat_interleave(self.led, 0), free

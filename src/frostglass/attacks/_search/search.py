@@ -1,4 +1,4 @@
-"""How an attack's rows move: one loop for every attack that follows gradients."""
+"""The optimisation loop of every attack that follows gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,38 +13,40 @@ from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
 Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, RowRng], tuple[Tensor, Tensor]]
-CONVINCED = 0.5  # confidence below which no search is called done
-CHECK_EVERY = 10  # steps between two looks at who has finished or gone astray
+CONVINCED = 0.5  # below this confidence no search counts as converged
+CHECK_EVERY = 10  # steps between two checks for converged and non-finite rows
 
 
 class Counting(Protocol):
-    """What counts the pictures shown to it: a view of a target, or of features."""
+    """A view of a target or of features, which counts the images shown to it."""
 
     queries: int
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Where the search of N rows ended.
+    """The result of searching N rows.
 
-    `state` (N, ...); `score` (N,) by which candidates are kept, None to let the target's margin decide; `steps` (N,) how many each row took;
-    `whole` (N,) is False for a row whose search broke off: a loss that was not finite, a start that was never found.
+    `state` (N, ...) is where each row ended after `steps` (N,) steps. `finished` (N,) is False for
+    a row whose loss was not finite or that had no start. `score` (N,) ranks candidates; None ranks
+    them by the target's margin.
     """
 
     state: Tensor
     steps: Tensor
-    whole: Tensor
+    finished: Tensor
     score: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How far and how fast rows go.
+    """Optimiser, constraints and stopping rule of a search.
 
-    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv; `adam` has `betas`. `project(state, start)` says where rows
-    may be, `ramp(t)` what the step size is multiplied by after the share t of the steps. A row is done before its
-    `steps` are, if `patience` is not 0, once its confidence has stayed within `flat` for that many steps, seen at the next multiple of 10; a row that has not
-    convinced the target goes on to the end, because a confidence near 0 is flat too.
+    `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv;
+    `adam` has `betas`. `project(state, start)` constrains rows after each step. `ramp(t)` scales
+    the step size after the share t of the steps. With `patience`, a row stops early once its
+    confidence has stayed within `flat` for that many steps, checked every 10 steps. A row below
+    a confidence of 0.5 never stops early, because a confidence near 0 is flat too.
     """
 
     steps: int
@@ -57,12 +59,11 @@ class OptimizerSettings:
     betas: Betas = (0.9, 0.999)
     ramp: Callable[[float], float] | None = None
 
-    def rule(self, state: Tensor) -> torch.optim.Optimizer:
+    def build(self, state: Tensor) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
             return torch.optim.Adam([state], lr=self.lr, betas=self.betas)
-        return torch.optim.SGD(
-            [state], lr=self.lr, momentum=self.momentum, nesterov=self.optimizer == "nesterov"
-        )
+        nesterov = self.optimizer == "nesterov"
+        return torch.optim.SGD([state], lr=self.lr, momentum=self.momentum, nesterov=nesterov)
 
 
 def descend(
@@ -71,68 +72,71 @@ def descend(
     labels: Tensor,
     rng: RowRng,
     objective: Objective,
-    pace: OptimizerSettings,
+    settings: OptimizerSettings,
     *,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> SearchResult:
-    """Minimise `objective(state, labels, rng)`, which gives the loss and the target's confidence of each row; rows never influence each other.
+    """Minimise `objective(state, labels, rng)`, the loss and the confidence of independent rows.
 
-    Rows that have finished leave the batch, and so do those whose loss is not finite, with what they had at the last check. Batches are filled
-    up to a multiple of `batch_multiple`; filling is not counted as queries.
+    Converged rows leave the batch. Rows with a non-finite loss do too, with their state at the last
+    check. Batches are padded to a multiple of `batch_multiple`; padding is not counted as queries.
     """
-    found = SearchResult(
+    result = SearchResult(
         start.clone(), torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool)
     )
-    rows = torch.arange(len(start), device=start.device)  # those still on their way
-    state, rule = _begin(start, pace, padded_rows(len(start), batch_multiple))
-    rolled = rng.at(rows.tolist(), batch_multiple)
-    still, level = (
-        torch.zeros_like(labels),
-        start.new_full((len(start),), torch.inf, dtype=torch.float32),
-    )
-    for step in range(1, pace.steps + 1):
-        before, real, full = view.queries, len(rows), len(state)
-        loss, sure = objective(state, labels[rows][padded_rows(real, batch_multiple)], rolled)
-        view.queries = before + (view.queries - before) * real // full
+    rows = torch.arange(len(start), device=start.device)  # those still searched
+    state, optimizer = _begin(start, settings, padded_rows(len(start), batch_multiple))
+    row_rng = rng.at(rows.tolist(), batch_multiple)
+    still = torch.zeros_like(labels)  # steps for which the confidence has been flat
+    level = start.new_full((len(start),), torch.inf, dtype=torch.float32)
+    for step in range(1, settings.steps + 1):
+        before, real = view.queries, len(rows)
+        padded = rows[padded_rows(real, batch_multiple)]
+        loss, confidence = objective(state, labels[padded], row_rng)
+        view.queries = before + (view.queries - before) * real // len(state)
         (state.grad,) = torch.autograd.grad(loss.sum(), state)
-        if pace.ramp:
-            rule.param_groups[0]["lr"] = pace.lr * pace.ramp((step - 1) / pace.steps)
-        rule.step()
+        if settings.ramp:
+            share = (step - 1) / settings.steps
+            optimizer.param_groups[0]["lr"] = settings.lr * settings.ramp(share)
+        optimizer.step()
         with torch.no_grad():
-            state.copy_(pace.project(state, start[rows][padded_rows(real, batch_multiple)]))
-        sure = sure.detach()[:real].float()
-        moved = ((sure - level[rows]).abs() > pace.flat) | (sure < CONVINCED)
-        level[rows] = torch.where(moved, sure, level[rows])
+            state.copy_(settings.project(state, start[padded]))
+        confidence = confidence.detach()[:real].float()
+        moved = ((confidence - level[rows]).abs() > settings.flat) | (confidence < CONVINCED)
+        level[rows] = torch.where(moved, confidence, level[rows])
         still[rows] = torch.where(moved, 0, still[rows] + 1)
-        if step % CHECK_EVERY and step < pace.steps:
+        if step % CHECK_EVERY and step < settings.steps:
             continue
-        sound = loss.detach()[:real].isfinite() & state.detach()[:real].flatten(1).isfinite().all(1)
-        found.state[rows[sound]] = state.detach()[:real][sound]
-        found.steps[rows], found.whole[rows] = step, sound
-        staying = sound & ((still[rows] < pace.patience) if pace.patience else True)
+        current = state.detach()[:real]
+        finite = loss.detach()[:real].isfinite() & current.flatten(1).isfinite().all(1)
+        result.state[rows[finite]] = current[finite]
+        result.steps[rows], result.finished[rows] = step, finite
+        staying = finite & ((still[rows] < settings.patience) if settings.patience else True)
         if not staying.any():
             break
         if not staying.all():
             kept = staying.nonzero()[:, 0]
             rows = rows[kept]
-            state, rule = _shrunk(state, rule, pace, kept[padded_rows(len(kept), batch_multiple)])
-            rolled = rng.at(rows.tolist(), batch_multiple)
-    return found
+            state, optimizer = _select(
+                state, optimizer, settings, kept[padded_rows(len(kept), batch_multiple)]
+            )
+            row_rng = rng.at(rows.tolist(), batch_multiple)
+    return result
 
 
 def _begin(
-    start: Tensor, pace: OptimizerSettings, fill: Tensor
+    start: Tensor, settings: OptimizerSettings, rows: Tensor
 ) -> tuple[Tensor, torch.optim.Optimizer]:
-    state = start.detach()[fill].clone().requires_grad_()
-    return state, pace.rule(state)
+    state = start.detach()[rows].clone().requires_grad_()
+    return state, settings.build(state)
 
 
-def _shrunk(
-    state: Tensor, rule: torch.optim.Optimizer, pace: OptimizerSettings, kept: Tensor
+def _select(
+    state: Tensor, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, rows: Tensor
 ) -> tuple[Tensor, torch.optim.Optimizer]:
-    """State and optimiser of some rows alone; the optimiser remembers what it knew of them."""
-    smaller, fresh = _begin(state, pace, kept)
+    """Return state and optimiser of some rows, with the optimiser's memory of them."""
+    smaller, fresh = _begin(state, settings, rows)
     fresh.state[smaller] = {
-        name: value[kept] if value.ndim else value for name, value in rule.state[state].items()
+        name: value[rows] if value.ndim else value for name, value in optimizer.state[state].items()
     }
     return smaller, fresh

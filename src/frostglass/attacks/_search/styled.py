@@ -1,23 +1,35 @@
-"""Where the attacks on StyleGANs move: the styles between its mapping network and its synthesis."""
+"""The style space of a StyleGAN, between its mapping network and its synthesis."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from frostglass.attacks._search.start import POOL_CHUNK
+from frostglass.attacks._search.descent import Descent, brief_pool
+from frostglass.attacks._search.families import Family, Point
+from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
+from frostglass.attacks._search.start import POOL_CHUNK, pool_latents
+from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
-from frostglass.priors.stylegan2 import StylePictures
+from frostglass.priors.stylegan2 import StyleImages
 from frostglass.runtime.device import device_of
-from frostglass.runtime.seeding import generator_for
+
+
+@runtime_checkable
+class _Unclamped(Protocol):
+    """A generator that also returns images whose values may lie outside [0, 1]."""
+
+    def paint(self, latents: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class StyleSpace:
-    """The styles w of a StyleGAN2, one for all of its layers; of a generator without a mapping network the latents themselves take their place.
+    """The styles w of a StyleGAN2, one for all layers; other generators use latents as styles.
 
-    `truncation` ψ draws styles towards their mean, w̄ + ψ(w - w̄), in the first `cutoff` layers; latents have the mean 0 and no layers.
+    `truncation` ψ moves styles towards their mean, w̄ + ψ(w - w̄), in the first `cutoff` layers;
+    latents have the mean 0 and no layers.
     """
 
     prior: Prior
@@ -25,25 +37,25 @@ class StyleSpace:
     cutoff: int | None = None
 
     @property
-    def _network(self) -> StylePictures | None:
-        return self.prior.generator if isinstance(self.prior.generator, StylePictures) else None
+    def _network(self) -> StyleImages | None:
+        return self.prior.generator if isinstance(self.prior.generator, StyleImages) else None
 
     @property
     def size(self) -> int:
-        """How many numbers a style has."""
+        """Length of a style."""
         return self.prior.latent if self._network is None else self._network.settings.w_dim
 
     @property
-    def bent(self) -> bool:
-        """Whether styles come out of an activation; latents do not."""
+    def activated(self) -> bool:
+        """Whether styles are the output of an activation; latents are not."""
         return self._network is not None
 
-    def enter(self, latents: Tensor) -> Tensor:
-        """The styles (N, size) of latents (N, latent), not truncated."""
+    def styles(self, latents: Tensor) -> Tensor:
+        """Map latents (N, latent) to styles (N, size), not truncated."""
         return latents if self._network is None else self._network.network.mapping.w(latents)
 
     def truncated(self, styles: Tensor) -> Tensor:
-        """Styles drawn towards their mean, as those of the first layer are."""
+        """Move styles towards their mean."""
         return torch.lerp(self.mean, styles, self.truncation)
 
     @property
@@ -53,73 +65,101 @@ class StyleSpace:
             return torch.zeros(self.size, device=device_of(self.prior.generator))
         return self._network.network.mapping.w_avg
 
-    def paint(self, styles: Tensor, *, truncate: bool = False) -> Tensor:
-        """Pictures of styles, the same in all layers; values a little outside [0, 1] are left as they are where the generator makes them."""
+    def images(self, styles: Tensor, *, truncate: bool = False) -> Tensor:
+        """Generate images of styles, the same in all layers; not clamped if the generator can."""
         network = self._network
         if network is None:
-            latents = self.truncated(styles) if truncate else styles
-            paint = getattr(self.prior.generator, "paint", self.prior.images)
-            return paint(latents)
+            latents, generator = (
+                self.truncated(styles) if truncate else styles,
+                self.prior.generator,
+            )
+            if isinstance(generator, _Unclamped):
+                return generator.paint(latents)
+            return self.prior.images(latents)
         layers = network.settings.num_ws
         ws = styles[:, None].expand(-1, layers, -1)
         if truncate:
             cutoff = layers if self.cutoff is None else self.cutoff
-            ws = torch.cat(
-                [
-                    self.truncated(styles)[:, None].expand(-1, min(cutoff, layers), -1),
-                    ws[:, cutoff:],
-                ],
-                dim=1,
-            )
+            first = self.truncated(styles)[:, None].expand(-1, min(cutoff, layers), -1)
+            ws = torch.cat([first, ws[:, cutoff:]], dim=1)
         return network.paint(ws)
 
 
-def drawn_styles(space: StyleSpace, count: int, *, seed: int) -> Tensor:
-    """A pool of styles (count, size) for all people, not truncated."""
-    latents = torch.randn(count, space.prior.latent, generator=generator_for(seed, "pool")).to(
-        device_of(space.prior.generator)
-    )
+@parameters
+class StyleDescent(Descent):
+    """Base of the attacks that search among styles, from the best of a pool of draws.
+
+    Args:
+        pool: draws of the prior that starts are chosen from, scored once for all people.
+        truncation: ψ, 0 to 1, how far styles are from the mean style.
+        cutoff: number of truncated layers; 8 published.
+    """
+
+    weight: Weight = 1.0
+    critic_weight: Weight = 0.0
+    coupling: AtLeastOne = 1
+    pool: AtLeastOne = 2000
+    truncation: Share = 0.5
+    cutoff: Count = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool < self.candidates:
+            raise ValueError(f"pool ({self.pool}) must be at least candidates ({self.candidates})")
+
+    @property
+    def start_draws(self) -> int:
+        return self.pool
+
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        return super().brief_counts(candidates) | {"pool": brief_pool(self.pool, candidates)}
+
+    def space(self, prior: Prior) -> StyleSpace:
+        return StyleSpace(prior, self.truncation, self.cutoff)
+
+    def family(self, prior: Prior) -> Family:
+        return Point(self.space(prior).size)
+
+
+def pool_styles(space: StyleSpace, count: int, *, seed: int) -> Tensor:
+    """Draw styles (count, size) that serve all people, not truncated."""
+    latents = pool_latents(space.prior, count, seed=seed)
     with torch.no_grad():
-        return torch.cat([space.enter(part) for part in latents.split(POOL_CHUNK)])
+        return torch.cat([space.styles(part) for part in latents.split(POOL_CHUNK)])
 
 
 def style_scores(
     view: ModelView, space: StyleSpace, styles: Tensor, labels: Tensor, *, mirrored: bool = False
 ) -> Tensor:
-    """The target's probabilities of `labels` for each style, (P, I): of truncated pictures, cut off at 0 and 1, each asked about once for all labels.
+    """Return the target's probabilities (P, I) of `labels` for truncated images of styles.
 
-    With `mirrored` it is the mean of each picture and its mirror image.
+    With `mirrored`, each is the mean over the image and its mirror image.
     """
     scores = []
     with torch.no_grad():
         for part in styles.split(POOL_CHUNK):
-            pictures = space.paint(part, truncate=True).clamp(0, 1)
-            shown = [pictures, pictures.flip(3)] if mirrored else [pictures]
-            scores.append(
-                torch.stack(
-                    [
-                        probabilities(view, picture)[:, labels.to(picture.device)]
-                        for picture in shown
-                    ]
-                )
-                .mean(0)
-                .cpu()
-            )
+            images = space.images(part, truncate=True).clamp(0, 1)
+            shown = [images, images.flip(3)] if mirrored else [images]
+            columns = labels.to(images.device)
+            each = [probabilities(view, image)[:, columns] for image in shown]
+            scores.append(torch.stack(each).mean(0).cpu())
     return torch.cat(scores)
 
 
 def best_styles(styles: Tensor, scores: Tensor, count: int) -> Tensor:
-    """For each label (column of `scores`) the `count` styles with the highest score, (I, count, size); one style may serve several labels."""
-    chosen = (
-        scores.nan_to_num(nan=-1.0).topk(count, dim=0).indices.T
-    )  # a score that is no number is the worst
+    """Return the styles with the highest scores for each label, (I, count, size).
+
+    Labels are the columns of `scores`. NaN scores rank last. One style may serve several labels.
+    """
+    chosen = scores.nan_to_num(nan=-1.0).topk(count, dim=0).indices.T
     return styles[chosen.to(styles.device)]
 
 
-def probabilities(view: ModelView, pictures: Tensor) -> Tensor:
-    """Class probabilities in double precision: from logits, where they are granted, a sure target's do not all round to 1."""
-    return (
-        view.logits(pictures).double().softmax(1)
-        if "gradients" in view.access
-        else view.scores(pictures).double()
-    )
+def probabilities(view: ModelView, images: Tensor) -> Tensor:
+    """Return class probabilities in double precision, from logits if the view grants them.
+
+    From logits, the probabilities of a confident target do not all round to 1.
+    """
+    if "gradients" in view.access:
+        return view.logits(images).double().softmax(1)
+    return view.scores(images).double()

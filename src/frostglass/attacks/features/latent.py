@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -12,22 +12,21 @@ from torch import Tensor
 
 from frostglass.attacks._search.search import OptimizerName
 from frostglass.attacks._search.start import fresh
-from frostglass.attacks.features._learned import copied, put_back
-from frostglass.attacks.features._searched import Searched
+from frostglass.attacks.base import View, attacks
+from frostglass.attacks.features._searching import SearchAttack
+from frostglass.attacks.features._training import copy_weights, load_weights
 from frostglass.attacks.features.base import (
-    Effort,
-    Ledger,
-    Rebuilt,
-    cannot_adapt,
-    feature_attacks,
+    QueryLedger,
+    RawReconstructions,
     spread_evenly,
+    too_few_public,
 )
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.method import AuditSize, Budget, Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
-from frostglass.core.views import CHUNK, Ability, FeatureView, batch_invariant
-from frostglass.runtime.batching import padded_rows
+from frostglass.core.views import CHUNK, FeatureView, batch_invariant
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for, seed_for
 from frostglass.runtime.tensors import (
@@ -37,7 +36,8 @@ from frostglass.runtime.tensors import (
     with_prefix,
 )
 
-HELD = 0.25  # share of the pictures to adapt to that are held out
+MAX_BRIEF = 256  # rows without gradients in a dry run; more need no more memory
+HELD_OUT = 0.25  # share of the images for adaptation that is held out
 PUBLISHED: Mapping[str, Any] = {
     "gap": "norm",
     "scale": 100.0,
@@ -47,39 +47,48 @@ PUBLISHED: Mapping[str, Any] = {
 }
 
 
-@feature_attacks.register
+@attacks.register
 @parameters
-class Latent(Searched):
-    """Latent inversion: the picture of a generator whose feature comes nearest to the one that was released.
+class Latent(SearchAttack):
+    """Latent inversion: the generated image whose feature is nearest to the released one.
 
-    z* = argmin scale · gap(F, Enc(G(z))) - w · D(G(z)), x̂ = G(z*). `tries` searches of each victim begin apart, and all count. The start
-    is a random draw, the best of `pool` draws, or the guess A(F) of an amortizer. With `adapt` (A1) the attacker asks the device to protect
-    so many public pictures x, inverts what it releases for them to z*, moves a copy of the generator by min ‖G(z*) - x‖², and repeats that
-    for `adapt_rounds`; the victims are then inverted with the copy. Another generator (A2) is another prior.
+    z* = argmin scale · gap(F, Enc(G(z))) - w · D(G(z)), x̂ = G(z*). `tries` searches per image have
+    different starts, and all are returned. The start is a random draw, the best of `pool` draws, or
+    the prediction A(F) of an amortizer. With `adapt` (A1) the attacker asks the device to protect
+    public images x, inverts the released features to z*, updates a copy of the generator by
+    min ‖G(z*) - x‖², and repeats that for `adapt_rounds`; the released features are then inverted
+    with the copy. Another generator (A2) is another prior.
 
-    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024
-        (appendix G: the attack; E: A1 to A3; M: the amortizer).
-    Differs: the published loss is one norm over a whole batch, so a row's step depends on its company; here each row has its own, and a
-        batch of `coupling` rows whose gaps are alike is what that would be. The default is ours: mean square and Adam. The published code
-        adds the critic to the amortized search alone, the paper to none. A1: the published code measures G(z*) - x after ImageNet's
-        normalisation, searches anew from random latents for every update, and makes 2,500 of them; here the pictures themselves are
-        compared, later rounds begin at the latents of the one before, and there are `adapt_epochs` passes of updates to each search. As
-        published, z* is a constant there, the generator's statistics stand still and its weights move. A quarter of the pictures is held out, and the
-        generator of the round that rebuilds those best is kept, the first one included: moving it on few pictures can do harm.
+    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
+        Deep Models, NDSS 2024 (appendix G: the attack; E: A1 to A3; M: the amortizer).
+    Differs: the published loss is one norm over a whole batch, so a row's step depends on the other
+        rows; here each row has its own norm, and `coupling` divides it as a batch of that many rows
+        with similar gaps would. The default is ours: mean square and Adam. The published code adds
+        the critic to the amortized search alone, the paper to none. A1: the published code measures
+        G(z*) - x after ImageNet's normalisation, restarts the search from random latents for every
+        update, and makes 2,500 updates; here the images themselves are compared, later rounds start
+        at the latents of the previous one, and each search is followed by `adapt_epochs` passes of
+        updates. As published, z* is a constant there, and the generator's weights change but not
+        its statistics. A quarter of the images is held out, and the generator of the round that
+        reconstructs those best is kept, the initial one included: training on few images can make
+        it worse.
 
     Args:
-        lr: 0.005 published (momentum), 0.03 in the paper's training scenario. steps: 600 published, 80 to 110 with an amortizer. scale: 100
-            published.
-        coupling: gap "norm" is divided by the root of this, and `critic_weight` by this, as one norm and one mean over a batch of that size
-            divide them.
-        tries: searches of each victim; 3 published.
-        start: "random" latents, or "amortized", the amortizer's guess.
-        pool: random starts are the best of this many draws, by their gap; 0 takes the draws as they come. Ours.
-        noise: tries after the first begin so far from the amortizer's guess, in standard deviations of the latents.
-        critic_weight: w, the weight of the prior's critic; 100 in the published amortized search, 0 needs no critic.
-        adapt: public pictures that the device is asked to protect; 0 is no adaptation.
-        adapt_rounds: searches and updates of the generator in turn. adapt_epochs: passes over the pictures in each. adapt_lr: step size of
-            RMSprop.
+        lr: 0.005 published (momentum), 0.03 in the paper's training scenario. steps: 600 published,
+            80 to 110 with an amortizer. scale: 100 published.
+        coupling: gap "norm" is divided by the root of this, and `critic_weight` by this, as one
+            norm and one mean over a batch of that size divide them.
+        tries: searches per image; 3 published.
+        start: "random" latents, or "amortized", the amortizer's prediction.
+        pool: random starts are the best of this many draws, by their gap; 0 takes the draws as they
+            come. Ours.
+        noise: distance of the starts after the first from the amortizer's prediction, in standard
+            deviations of the latents.
+        critic_weight: w, the weight of the prior's critic; 100 in the published amortized search, 0
+            needs no critic.
+        adapt: public images that the device is asked to protect; 0 is no adaptation.
+        adapt_rounds: rounds of search and update of the generator. adapt_epochs: passes over the
+            images in each. adapt_lr: step size of RMSprop.
     """
 
     coupling: Annotated[int, Field(ge=1)] = 1
@@ -95,118 +104,131 @@ class Latent(Searched):
     adapt_epochs: Annotated[int, Field(ge=1)] = 10
     adapt_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
 
-    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    variants: ClassVar[Variants] = {
         "published": (
             "as printed: the norm itself, heavy ball, 600 steps, three random starts",
             {**PUBLISHED, "steps": 600},
         ),
         "amortized": (
-            "as the published code goes on from an amortizer's guess: 100 steps, with the critic",
+            "as in the published code: 100 steps from an amortizer's prediction, with the critic",
             {**PUBLISHED, "steps": 100, "tries": 1, "start": "amortized", "critic_weight": 100.0},
         ),
         "adaptive": (
-            "A1: the generator learns from what the protection makes of public pictures",
+            "A1: the generator learns from what the protection releases for public images",
             {"adapt": 128},
         ),
     }
 
     def __post_init__(self) -> None:
         if self.pool and self.start == "amortized":
-            raise ValueError("pool ranks random starts, and start is 'amortized': set pool to 0")
+            raise ValueError(
+                f"pool must be 0 for start 'amortized' (it ranks random starts), got {self.pool}"
+            )
         if self.pool and self.pool < self.tries:
-            raise ValueError(f"pool ({self.pool}) must be 0 or at least tries ({self.tries})")
+            raise ValueError(f"pool must be 0 or at least tries ({self.tries}), got {self.pool}")
 
     @property
-    def access(self) -> tuple[Ability, ...]:
-        return ("encoder", "protection") if self.adapt else ("encoder",)
+    def kept(self) -> int:
+        return self.tries
 
     @property
     def needs(self) -> frozenset[Asset]:
         return frozenset({"prior", "amortizer"} if self.start == "amortized" else {"prior"})
 
     @property
-    def protects(self) -> int:
+    def protected_images(self) -> int:
         return self.adapt
 
-    def effort(self, victims: int) -> Effort:
-        held = math.ceil(HELD * self.adapt)
-        looks = self.steps * len(padded_rows(victims * self.tries))
-        if self.adapt:
-            turns = [len(padded_rows(self.adapt - held))] * self.adapt_rounds + [
-                len(padded_rows(held))
-            ] * (1 + self.adapt_rounds)
-            looks += self.steps * sum(turns) + self.adapt_rounds * self.adapt_epochs * (
-                self.adapt - held
-            )
-        return Effort(encoded=2 * self.pool if self.adapt else self.pool, through_prior=looks)
+    def brief(self) -> Self:
+        return replace(
+            self,
+            steps=min(2, self.steps),
+            tries=min(MAX_BRIEF, self.tries),
+            pool=min(2 * MAX_BRIEF, self.pool),
+            adapt_rounds=1,
+            adapt_epochs=1,
+        )
 
-    def problems(self, view: FeatureView, assets: Assets) -> list[str]:
-        found = super().problems(view, assets)
+    def budget(self, size: AuditSize) -> Budget:
+        rows, held_out = size.images * self.tries, self._held_out
+        description = f"{size.images} images × {self.tries} tries × {self.steps} steps"
+        evaluations, trained = self.pool + self.evaluations(rows) + rows, 0
+        if self.adapt:
+            description += f", {self.adapt_rounds} rounds × {self.adapt} protected images"
+            searches = self.adapt_rounds * self.evaluations(self.adapt - held_out)
+            validation = (1 + self.adapt_rounds) * self.evaluations(held_out)
+            evaluations += self.pool + searches + validation
+            trained = self.adapt_rounds * self.adapt_epochs * (self.adapt - held_out)
+        return Budget(description, evaluations, trained)
+
+    @property
+    def _held_out(self) -> int:
+        return math.ceil(HELD_OUT * self.adapt)
+
+    def problems(self, view: View, assets: Assets) -> list[str]:
+        problems = super().problems(view, assets)
         if (prior := assets.prior) is None:
-            return found
+            return problems
         if prior.condition:
-            found.append(
-                f"{self.name} knows nothing of a victim, and this prior makes pictures of a given {prior.condition}: use another"
+            problems.append(
+                f"{self.name} needs a prior of latents alone, got one that also takes a "
+                f"{prior.condition}. Use another, such as wgan."
             )
         if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get("resize"):
             sizes = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
-            found.append(
-                "the prior makes pictures of {}, the encoder takes {}: train one on such pictures, or set prior.resize".format(
-                    *sizes
-                )
+            problems.append(
+                "the prior generates images of {}, the encoder takes {}. Train one on such images, "
+                "or set prior.resize.".format(*sizes)
             )
         if self.critic_weight and prior.critic is None:
-            found.append(
-                f"{self.name}.critic_weight is not 0 and the prior has no critic: set it to 0"
+            problems.append(
+                f"{self.name}.critic_weight must be 0 for a prior without a critic, got "
+                f"{self.critic_weight}"
             )
         if self.adapt == 1:
-            found.append(
-                f"{self.name}.adapt (1) must leave a picture that is not held out: raise it, or set it to 0"
+            problems.append(
+                f"{self.name}.adapt must be 0 or at least 2 (one image is held out), got 1"
             )
-        return [*found, *cannot_adapt(self.name, self.adapt, assets)]
+        return [*problems, *too_few_public(self.name, self.adapt, assets)]
 
-    def gaps(self, made: Tensor, wanted: Tensor) -> Tensor:
-        return super().gaps(made, wanted) / (self.coupling**0.5 if self.gap == "norm" else 1)
+    def gaps(self, features: Tensor, wanted: Tensor) -> Tensor:
+        divisor = self.coupling**0.5 if self.gap == "norm" else 1
+        return super().gaps(features, wanted) / divisor
 
-    def rebuild(
-        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
-    ) -> Rebuilt:
+    def reconstruct(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: QueryLedger
+    ) -> RawReconstructions:
         prior = assets.require_prior()
         if self.adapt:
             prior = self._adapted(view, assets, prior, seed=seed, ledger=ledger)
         start = ledger.once(
-            f"{self.name}-start",
+            f"{self.checkpoint}-start",
             lambda: self._starts(view, features, assets, prior, self.tries, "start", seed=seed),
         )
         rows = features.repeat_interleave(self.tries, 0)
-        latents, whole = self._inverted(self.name, view, rows, start.flatten(0, 1), prior, ledger)
-        images = batch_invariant(lambda z: view.fit(prior.images(z)).clamp(0, 1), latents)
-        images, latents, whole = (
-            column.unflatten(0, (-1, self.tries)) for column in (images, latents, whole)
+        latents, finished = self._invert(
+            self.checkpoint, view, rows, start.flatten(0, 1), prior, ledger
         )
-        return Rebuilt(images, latents, ~whole)
+        images = batch_invariant(lambda z: view.fit(prior.images(z)).clamp(0, 1), latents)
+        images, latents, finished = (
+            column.unflatten(0, (-1, self.tries)) for column in (images, latents, finished)
+        )
+        return RawReconstructions(images, latents, ~finished)
 
-    def _inverted(
+    def _invert(
         self,
         name: str,
         view: FeatureView,
         features: Tensor,
         start: Tensor,
         prior: Prior,
-        ledger: Ledger,
+        ledger: QueryLedger,
     ) -> tuple[Tensor, Tensor]:
-        def unreal(pictures: Tensor, wanted: Tensor) -> Tensor:
-            return -self.critic_weight / self.coupling * prior.realism(pictures)
+        def realism(images: Tensor, wanted: Tensor) -> Tensor:
+            return -self.critic_weight / self.coupling * prior.realism(images)
 
-        return self.searched(
-            name,
-            view,
-            features,
-            start,
-            prior.images,
-            ledger,
-            penalty=unreal if self.critic_weight else None,
-        )
+        penalty = realism if self.critic_weight else None
+        return self.search(name, view, features, start, prior.images, ledger, penalty=penalty)
 
     def _starts(
         self,
@@ -219,114 +241,123 @@ class Latent(Searched):
         *,
         seed: int,
     ) -> Tensor:
-        """Where the searches of each victim begin, (N, tries, latent)."""
-        fresh_draws = fresh(
+        """Return the starts of the searches, (N, tries, latent)."""
+        draws = fresh(
             prior, torch.arange(len(features)), tries, seed=seed, purpose=f"latent {purpose}"
         )
         if self.start == "amortized" and assets.amortizer is not None:
-            guess = batch_invariant(assets.amortizer, features)
-            if guess.shape != (len(features), prior.latent):
+            predicted = batch_invariant(assets.amortizer, features)
+            if predicted.shape != (len(features), prior.latent):
                 raise ConfigError(
-                    f"the amortizer guesses {tuple(guess.shape[1:])} for a feature, and the prior takes latents of {prior.latent}: train it for this prior"
+                    f"the amortizer must predict latents of {prior.latent} numbers, got "
+                    f"{tuple(predicted.shape[1:])}. Train it for this prior."
                 )
-            fresh_draws[:, 0] = 0  # the first try begins at the guess itself
-            return guess[:, None] + self.noise * fresh_draws
+            draws[:, 0] = 0  # the first try starts at the prediction itself
+            return predicted[:, None] + self.noise * draws
         if not self.pool:
-            return fresh_draws
+            return draws
         pool = torch.randn(
             self.pool, prior.latent, generator=generator_for(seed, "latent", purpose, "pool")
         ).to(view.device)
         gaps = []
         for part in pool.split(CHUNK):
-            made = view.encode(batch_invariant(prior.images, part))
-            gaps.append(torch.stack([self.gaps(made, feature[None]) for feature in features]))
+            encoded = view.encode(batch_invariant(prior.images, part))
+            gaps.append(torch.stack([self.gaps(encoded, feature[None]) for feature in features]))
         return pool[torch.cat(gaps, 1).topk(tries, largest=False).indices]
 
     def _adapted(
-        self, view: FeatureView, assets: Assets, prior: Prior, *, seed: int, ledger: Ledger
+        self, view: FeatureView, assets: Assets, prior: Prior, *, seed: int, ledger: QueryLedger
     ) -> Prior:
-        """The prior with a copy of its generator that has learned what the protection does to public pictures; the prior itself where that would not help."""
+        """Return the prior with a generator trained on protected public images.
+
+        It is the initial generator where training does not reduce the error on held-out images.
+        """
         public = assets.require_public()
-        pictures = view.fit(public.floats(spread_evenly(len(public), self.adapt)))
-        released = ledger.once("protected", lambda: view.protected(pictures))
+        images = view.fit(public.floats(spread_evenly(len(public), self.adapt)))
+        released = ledger.once("protected", lambda: view.protected(images))
         start = ledger.once(
-            f"{self.name}-adapt-start",
+            f"{self.checkpoint}-adapt-start",
             lambda: self._starts(view, released, assets, prior, 1, "adapt", seed=seed)[:, 0],
         )
-        held = math.ceil(HELD * self.adapt)
-        tuned = replace(prior, generator=copy.deepcopy(prior.generator).eval().requires_grad_(True))
-        rule = torch.optim.RMSprop(tuned.generator.parameters(), lr=self.adapt_lr)
+        held_out, training = slice(self._held_out), slice(self._held_out, None)
+        tuning = _Tuning(prior, self.adapt_lr, start[training])
 
-        def search(name: str, rows: slice, begin: Tensor) -> Tensor:
-            with frozen(tuned.generator):
-                found, whole = self._inverted(name, view, released[rows], begin, tuned, ledger)
-            if not whole.all():
-                raise RunError(
-                    f"{self.name}: the search for public pictures broke off while adapting: lower lr"
+        def invert(name: str, rows: slice, latents: Tensor) -> Tensor:
+            with frozen(tuning.prior.generator):
+                latents, finished = self._invert(
+                    name, view, released[rows], latents, tuning.prior, ledger
                 )
-            return found
+            if not finished.all():
+                raise RunError(
+                    f"{self.name}: the loss was not finite while adapting. Lower {self.name}.lr."
+                )
+            return latents
 
-        def error(name: str) -> float:
-            """How far rebuilt pictures that nothing was learned from are from the true ones."""
-            found = search(name, slice(held), start[:held])
+        def validate(name: str) -> float:
+            latents = invert(name, held_out, start[held_out])
             with torch.no_grad():
-                return (view.fit(tuned.images(found)) - pictures[:held]).square().mean().item()
+                error = view.fit(tuning.prior.images(latents)) - images[held_out]
+            return tuning.keep_best(error.square().mean().item())
 
-        done, latents = 0, start[held:]
-        if saved := ledger.load("adapted"):
-            tensors, values = saved
-            done, least, latents = (
-                values["round"],
-                values["error"],
-                tensors["latents"].to(view.device),
-            )
-            put_back(tuned.generator, under_prefix("generator", tensors))
-            restore_optimizer(rule, under_prefix("rule", tensors))
-            best = under_prefix("best", tensors)
+        if checkpoint := ledger.load("adapted"):
+            tuning.restore(*checkpoint)
         else:
-            least, best = error("held"), copied(tuned.generator)
-        for number in range(done, self.adapt_rounds):
-            latents = search(f"adapt{number}", slice(held, None), latents)
-            self._tune(
-                tuned, rule, view, latents, pictures[held:], seed=seed_for(seed, "adapt", number)
-            )
-            if (now := error(f"held{number}")) < least:
-                least, best = now, copied(tuned.generator)
-            kept = with_prefix("generator", copied(tuned.generator)) | with_prefix(
-                "rule", optimizer_tensors(rule)
-            )
-            ledger.save(
-                "adapted",
-                {**kept, **with_prefix("best", best), "latents": latents},
-                {"round": number + 1, "error": least},
-            )
-            ledger.progress(
-                number + 1,
-                self.adapt_rounds,
-                f"adapting the generator: error {now:.4g} on pictures held out, best {least:.4g}",
-            )
-        put_back(tuned.generator, best)
-        tuned.generator.requires_grad_(False)
-        return tuned
+            validate("held")
+        for number in range(tuning.rounds, self.adapt_rounds):
+            tuning.latents = invert(f"adapt{number}", training, tuning.latents)
+            self._tune(tuning, view, images[training], seed=seed_for(seed, "adapt", number))
+            error = validate(f"held{number}")
+            tuning.rounds += 1
+            ledger.save("adapted", *tuning.state())
+            note = f"adapting the generator: error {error:.4g} on held-out images"
+            ledger.progress(number + 1, self.adapt_rounds, f"{note}, best {tuning.least:.4g}")
+        return tuning.finish()
 
-    def _tune(
-        self,
-        tuned: Prior,
-        rule: torch.optim.Optimizer,
-        view: FeatureView,
-        latents: Tensor,
-        pictures: Tensor,
-        *,
-        seed: int,
-    ) -> None:
-        """Move the generator so that latents make the pictures they should have stood for."""
+    def _tune(self, tuning: "_Tuning", view: FeatureView, images: Tensor, *, seed: int) -> None:
+        """Train the generator to turn latents into the images they stand for."""
         for epoch in range(self.adapt_epochs):
-            order = torch.randperm(len(pictures), generator=generator_for(seed, "order", epoch)).to(
-                view.device
-            )
-            for index in order.split(CHUNK):
-                rule.zero_grad(set_to_none=True)
-                (
-                    view.fit(tuned.images(latents[index])) - pictures[index]
-                ).square().mean().backward()
-                rule.step()
+            rng = generator_for(seed, "order", epoch)
+            order = torch.randperm(len(images), generator=rng).to(view.device)
+            for rows in order.split(CHUNK):
+                tuning.optimizer.zero_grad(set_to_none=True)
+                difference = view.fit(tuning.prior.images(tuning.latents[rows])) - images[rows]
+                difference.square().mean().backward()
+                tuning.optimizer.step()
+
+
+class _Tuning:
+    """A copy of a prior's generator under training, its best weights so far, and the latents."""
+
+    def __init__(self, prior: Prior, lr: float, latents: Tensor):
+        generator = copy.deepcopy(prior.generator).eval().requires_grad_(True)
+        self.prior = replace(prior, generator=generator)
+        self.optimizer = torch.optim.RMSprop(generator.parameters(), lr=lr)
+        self.latents = latents
+        self.rounds, self.least = 0, math.inf
+        self.best: dict[str, Tensor] = copy_weights(generator)
+
+    def keep_best(self, error: float) -> float:
+        if error < self.least:
+            self.least, self.best = error, copy_weights(self.prior.generator)
+        return error
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {
+            **with_prefix("generator", copy_weights(self.prior.generator)),
+            **with_prefix("optimizer", optimizer_tensors(self.optimizer)),
+            **with_prefix("best", self.best),
+            "latents": self.latents,
+        }
+        return tensors, {"round": self.rounds, "error": self.least}
+
+    def restore(self, tensors: dict[str, Tensor], values: Mapping[str, Any]) -> None:
+        self.rounds, self.least = values["round"], values["error"]
+        self.latents = tensors["latents"].to(self.latents.device)
+        load_weights(self.prior.generator, under_prefix("generator", tensors))
+        restore_optimizer(self.optimizer, under_prefix("optimizer", tensors))
+        self.best = under_prefix("best", tensors)
+
+    def finish(self) -> Prior:
+        load_weights(self.prior.generator, self.best)
+        self.prior.generator.requires_grad_(False)
+        return self.prior

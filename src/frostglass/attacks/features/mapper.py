@@ -1,18 +1,20 @@
-"""From a feature to the person, without a picture."""
+"""From a feature to the person, without an image."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.attacks.features._learned import Learned, Student, chosen_from, flipped
-from frostglass.attacks.features.base import Ledger, Rebuilt, feature_attacks
+from frostglass.attacks.base import attacks
+from frostglass.attacks.features._training import TrainedAttack, Trainer, flip, select_rows
+from frostglass.attacks.features.base import QueryLedger, RawReconstructions
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError
+from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Shape
 from frostglass.core.views import CHUNK, FeatureView, batch_invariant
@@ -31,21 +33,23 @@ COARSEST = 4  # pixels a side below which maps are not made smaller
 WIDEST = 8  # times `width`: most channels of a stage
 
 
-@feature_attacks.register
+@attacks.register
 @parameters
-class Mapper(Learned):
-    """Feature-to-person mapping: a network that learns from public pictures which embedding a feature belongs to.
+class Mapper(TrainedAttack):
+    """Feature-to-person mapping: a network trained on public images to predict face embeddings.
 
-    min over M of ‖M(Enc(x)) - C(x)‖², x public, C(x) the embedding of length 1 by which pictures show the same person or not. Its `latents`
-    are M(F), brought to length 1, and by their cosine with the victim's embedding it should be judged. It makes no pictures: what it shows
-    is the public picture whose embedding is nearest, a stranger who looks like the victim.
+    min over M of ‖M(Enc(x)) - C(x)‖², x public, C(x) the embedding of length 1 by which two images
+    are said to show the same person or not. Its `latents` are M(F), normalised to length 1; their
+    cosine with the person's embedding is the score. It generates no images: it shows the public
+    image with the nearest embedding, a stranger who looks like the person.
 
-    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations (AdvLearn), AAAI 2020, arXiv 1911.10143
-        (equation 10).
-    Differs: the paper does not say what M is; here maps pass strided convolutions down to 4×4 and, beside them, are averaged over their
-        places; two hidden layers follow, for vectors they are all. C is our embedder, trained on public people, seen from the mean of
-        public pictures; the paper's is OpenFace. Mirrored pictures, standardised features, the choice of an epoch by held-out public
-        pictures, and `adapt` are ours.
+    Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations
+        (AdvLearn), AAAI 2020, arXiv 1911.10143 (equation 10).
+    Differs: the paper does not say what M is; here maps pass strided convolutions down to 4×4 and,
+        in parallel, are averaged over their positions; two hidden layers follow, which are all
+        there is for vectors. C is our embedder, trained on public people, relative to the mean of
+        public images; the paper's is OpenFace. Mirrored images, standardised features, the choice
+        of an epoch by held-out public images, and `adapt` are ours.
 
     Args:
         hidden: numbers in each hidden layer.
@@ -54,9 +58,9 @@ class Mapper(Learned):
     hidden: Annotated[int, Field(ge=1)] = 512
 
     embeds: ClassVar[bool] = True
-    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    variants: ClassVar[Variants] = {
         "adaptive": (
-            "A1: goes on learning from what the protection makes of public pictures",
+            "A1: continues training on what the protection releases for public images",
             {"adapt": 512, "adapt_epochs": 70},
         ),
     }
@@ -65,78 +69,77 @@ class Mapper(Learned):
     def needs(self) -> frozenset[Asset]:
         return frozenset({"embedder"})
 
-    def untaught(
-        self, view: FeatureView, assets: Assets, answer: Sequence[int]
-    ) -> tuple[Student, nn.Module]:
+    def build_network(
+        self, view: FeatureView, assets: Assets, target_shape: Sequence[int]
+    ) -> tuple[Trainer, nn.Module]:
         network = build_mapper(
             view.feature_shape,
-            *answer,
+            *target_shape,
             width=self.width,
             hidden=self.hidden,
             image_shape=view.image_shape,
         )
         return Regression(network.to(view.device), self.lr), network
 
-    def rebuild(
-        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: Ledger
-    ) -> Rebuilt:
+    def reconstruct(
+        self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: QueryLedger
+    ) -> RawReconstructions:
         public, embedder = assets.require_public(), assets.embedder
         if embedder is None:
-            raise ConfigError("mapper needs the embedder, and none is given: pass embedder=...")
+            raise ConfigError(assets.missing(self.needs, self.name))
         centre = public_centre(embedder, public)
 
         def embeddings(mirrored: bool) -> Tensor:
             parts = torch.arange(len(public)).split(CHUNK)
             sides = (torch.full_like(part, mirrored, dtype=torch.bool) for part in parts)
-            pictures = (
-                flipped(public.floats(part), side) for part, side in zip(parts, sides, strict=True)
+            images = (
+                flip(public.floats(part), side) for part, side in zip(parts, sides, strict=True)
             )
-            return torch.cat([embed(embedder, some, centre) for some in pictures]).to(view.device)
+            return torch.cat([embed(embedder, batch, centre) for batch in images]).to(view.device)
 
         known = [embeddings(False), *([embeddings(True)] if self.flips else [])]
         with seeded(seed, "mapper", "init"):
-            student, network = self.untaught(view, assets, known[0].shape[1:])
-        guess = self.taught(
-            student,
+            trainer, network = self.build_network(view, assets, known[0].shape[1:])
+        predict = self.train_network(
+            trainer,
             network,
             view,
             public,
-            lambda places, mirrored: chosen_from(known, places, mirrored),
+            lambda rows, mirrored: select_rows(known, rows, mirrored),
             seed=seed,
             ledger=ledger,
         )
-        persons = F.normalize(batch_invariant(guess, features), dim=1)
-        nearest = torch.stack([(known[0] @ person).argmax() for person in persons]).cpu()
-        return Rebuilt(view.fit(public.floats(nearest))[:, None], persons[:, None])
+        people = F.normalize(batch_invariant(predict, features), dim=1)
+        nearest = torch.stack([(known[0] @ person).argmax() for person in people]).cpu()
+        return RawReconstructions(view.fit(public.floats(nearest))[:, None], people[:, None])
 
 
 class Regression:
-    """A network that learns by squared error."""
+    """Trains a network by squared error."""
 
     def __init__(self, network: nn.Module, lr: float):
         self._network = network
-        self._rule = torch.optim.Adam(network.parameters(), lr=lr)
+        self._optimizer = torch.optim.Adam(network.parameters(), lr=lr)
 
-    def step(self, features: Tensor, answers: Tensor) -> float:
+    def step(self, features: Tensor, targets: Tensor) -> float:
         self._network.train()
-        loss = (self._network(features) - answers).square().sum(1).mean()
-        self._rule.zero_grad(set_to_none=True)
+        loss = (self._network(features) - targets).square().sum(1).mean()
+        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self._rule.step()
+        self._optimizer.step()
         return loss.item()
 
     def tensors(self) -> dict[str, Tensor]:
-        return with_prefix("mapper", self._network.state_dict()) | with_prefix(
-            "rule", optimizer_tensors(self._rule)
-        )
+        optimizer = with_prefix("optimizer", optimizer_tensors(self._optimizer))
+        return with_prefix("mapper", self._network.state_dict()) | optimizer
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._network.load_state_dict(under_prefix("mapper", dict(tensors)))
-        restore_optimizer(self._rule, under_prefix("rule", dict(tensors)))
+        restore_optimizer(self._optimizer, under_prefix("optimizer", dict(tensors)))
 
 
-class Beside(nn.Module):
-    """What several networks make of the same thing, side by side."""
+class Parallel(nn.Module):
+    """Concatenates the outputs of several networks for the same input."""
 
     def __init__(self, *networks: nn.Module):
         super().__init__()
@@ -154,15 +157,17 @@ def build_mapper(
     hidden: int = 512,
     image_shape: Shape = SQUARE,
 ) -> nn.Sequential:
-    """A network that maps features (N, *feature_shape) of pictures of a shape to rows (N, size); draws its weights from torch's global generator."""
-    turned, maps = (
-        channels_first(feature_shape, image_shape) if len(feature_shape) == 3 else ([], None)
-    )
-    first, numbers = (
-        _strided(*maps, width=width) if maps else (nn.Flatten(), math.prod(feature_shape))
-    )
+    """Build a network from features (N, *feature_shape) of images of a shape to rows (N, size).
+
+    Weights are drawn from torch's global generator.
+    """
+    if len(feature_shape) == 3:
+        layout, maps = channels_first(feature_shape, image_shape)
+        first, numbers = _strided(*maps, width=width)
+    else:
+        layout, first, numbers = [], nn.Flatten(), math.prod(feature_shape)
     return nn.Sequential(
-        *turned,
+        *layout,
         first,
         nn.Linear(numbers, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
         nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
@@ -171,7 +176,7 @@ def build_mapper(
 
 
 def _strided(channels: int, high: int, wide: int, *, width: int) -> tuple[nn.Module, int]:
-    """Convolutions that halve maps until they are no larger than 4×4, at least one of them, beside the maps' means; and how many numbers they make."""
+    """Build convolutions that halve maps to at most 4×4, with the maps' means; and their size."""
     layers: list[nn.Module] = []
     means, stage = channels, 0
     while stage == 0 or max(high, wide) > COARSEST:
@@ -182,7 +187,7 @@ def _strided(channels: int, high: int, wide: int, *, width: int) -> tuple[nn.Mod
             nn.ReLU(),
         ]
         channels, high, wide, stage = after, (high + 1) // 2, (wide + 1) // 2, stage + 1
-    beside = Beside(
+    parallel = Parallel(
         nn.Sequential(*layers, nn.Flatten()), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     )
-    return beside, channels * high * wide + means
+    return parallel, channels * high * wide + means

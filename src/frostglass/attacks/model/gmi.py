@@ -1,11 +1,12 @@
 """GMI: generative model inversion."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.descent import Descent
+from frostglass.attacks._search.descent import Descent, brief_pool
+from frostglass.attacks._search.fields import Count
 from frostglass.attacks._search.search import OptimizerName
 from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import attacks
@@ -17,26 +18,32 @@ from frostglass.core.views import ModelView
 @attacks.register
 @parameters
 class Gmi(Descent):
-    """Generative model inversion: gradient descent in the latent space of a GAN, on the class loss and the critic's opinion.
+    """Generative model inversion: gradient descent in a GAN's latents on class and critic loss.
 
-    L(z) = (λ · loss(T(G(z)), y) - w · D(G(z))) / B; v ← μv - ηg, z ← z - μv_old + (1 + μ)v, then z is clamped to [-c, c].
+    L(z) = (λ · loss(T(G(z)), y) - w · D(G(z))) / B; v ← μv - ηg, z ← z - μv_old + (1 + μ)v, then z
+    is clamped to [-c, c].
 
     Paper: Zhang et al., The Secret Revealer, CVPR 2020, arXiv 1911.07135.
-    Differs: the published losses are means over a batch, so the step of one latent depends on how many share its batch; here the
-        batch size is the constant `coupling` and latents are independent. The published code keeps the seed with the best target logit
-        (`keep = 1`; here the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and the losses other than "ce" are
-        additions found in later attacks; the defaults are the published form.
+    Differs: the published losses are means over a batch, so the step of one latent depends on how
+        many share its batch; here the batch size is the constant `coupling` and latents are
+        independent. The published code keeps the seed with the best target logit (`keep = 1`; here
+        the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and
+        the losses other than "ce" are additions from later attacks; the defaults are the published
+        form.
 
     Args:
         coupling: 60 in the KED and BiDO code, 100 in GMI's.
         steps: published 1500 to 3000.
         clamp: c, the box for latents; 0 leaves them free.
-        pool: start from the best of this many random draws, scored once for all identities; 0 starts anywhere.
+        pool: start from the best of this many random draws, scored once for all people; 0 starts
+            from any draw.
     """
+
+    title = "GMI"
 
     optimizer: OptimizerName = "nesterov"
     clamp: Annotated[float, Field(ge=0)] = 1.0
-    pool: Annotated[int, Field(ge=0)] = 0
+    pool: Count = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,8 +53,11 @@ class Gmi(Descent):
             )
 
     @property
-    def asked_once(self) -> int:
-        return self.pool * self.samples
+    def start_draws(self) -> int:
+        return self.pool
+
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        return super().brief_counts(candidates) | {"pool": brief_pool(self.pool, candidates)}
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.pool:

@@ -2,59 +2,56 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.ball import project_l1
+from frostglass.attacks._search.fields import AtLeastOne, Count
 from frostglass.attacks._search.row_rng import RowRng
+from frostglass.attacks._search.runner import Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult, descend
-from frostglass.attacks.base import Recipe, attacks, run_padded
+from frostglass.attacks.base import attacks
 from frostglass.attacks.model.ppa import Ppa
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
-from frostglass.priors.stylegan2 import StylePictures
+from frostglass.priors.stylegan2 import StyleImages
 
-Count = Annotated[int, Field(ge=0)]
 Radius = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
 class Entrance:
-    """What one stage searches: a style for all layers and, from block 1 on, the maps that enter its block.
+    """What one stage searches: a style and, from block 1 on, the maps that enter a block.
 
-    A row holds the style, the maps, and the picture that the blocks before have painted, which has no gradient and so stays as it is; at block 0
-    the style alone, without `carry_rgb` no picture.
+    A row holds the style, the maps, and the image that the blocks before have painted, which has no
+    gradient and stays as it is. At block 0 it holds the style alone, without `carry_rgb` no image.
     """
 
-    network: StylePictures
+    network: StyleImages
     block: int
     carry_rgb: bool = True
 
     @property
     def parts(self) -> list[int]:
-        """How many numbers of a row are the style, the maps, and the picture."""
-        made = self.network.settings
+        """Lengths of style, maps and image in a row."""
+        settings = self.network.settings
         if not self.block:
-            return [made.w_dim, 0, 0]
-        side = made.sizes[self.block - 1]
-        return [
-            made.w_dim,
-            made.width(side) * side**2,
-            made.colours * side**2 if self.carry_rgb else 0,
-        ]
+            return [settings.w_dim, 0, 0]
+        side = settings.sizes[self.block - 1]
+        image = settings.colours * side**2 if self.carry_rgb else 0
+        return [settings.w_dim, settings.width(side) * side**2, image]
 
-    def paint(self, rows: Tensor) -> Tensor:
-        """Pictures of rows, differentiable; not cut off at 0 and 1."""
-        return self.network.in_parts(
-            lambda part: self.network.framed(self._run(part, None)[1]), rows
-        )
+    def images(self, rows: Tensor) -> Tensor:
+        """Generate images of rows, differentiably; not clamped to [0, 1]."""
+        network = self.network
+        return network.in_parts(lambda part: network.framed(self._run(part, None)[1]), rows)
 
-    def onward(self, rows: Tensor) -> Tensor:
-        """The rows that enter the next block."""
+    def next_rows(self, rows: Tensor) -> Tensor:
+        """Return the rows that enter the next block."""
 
         def make(part: Tensor) -> Tensor:
             maps, rgb = self._run(part, self.block + 1)
@@ -64,39 +61,32 @@ class Entrance:
         return self.network.in_parts(make, rows)
 
     def within(self, radius: float) -> Callable[[Tensor, Tensor], Tensor]:
-        """Rows whose style and maps are each brought back to an L1 ball around their start."""
+        """Return a projection of style and maps, each onto an L1 ball around its start."""
 
         def project(rows: Tensor, start: Tensor) -> Tensor:
             style, maps, rgb = (rows - start).split(self.parts, dim=1)
-            held = [
-                project_l1(part, radius) for part in ((style, maps) if self.block else (style,))
-            ]
-            moved = torch.cat([*held, rgb], dim=1)
-            return torch.where(
-                moved == rows - start, rows, start + moved
-            )  # what is inside keeps its last bit
+            bounded = (style, maps) if self.block else (style,)
+            moved = torch.cat([*(project_l1(part, radius) for part in bounded), rgb], dim=1)
+            # Rows inside keep their last bit.
+            return torch.where(moved == rows - start, rows, start + moved)
 
         return project
 
     def _run(self, rows: Tensor, to_block: int | None) -> tuple[Tensor, Tensor]:
-        made, synthesis = self.network.settings, self.network.network.synthesis
+        settings, synthesis = self.network.settings, self.network.network.synthesis
         style, maps, rgb = rows.split(self.parts, dim=1)
-        ws = style[:, None].expand(-1, made.num_ws, -1)
+        ws = style[:, None].expand(-1, settings.num_ws, -1)
         if not self.block:
-            begun, none = synthesis.begin(ws)
-            return synthesis.run(ws, features=begun, rgb=none, to_block=to_block)
-        side = made.sizes[self.block - 1]
-        entering = maps.unflatten(1, (-1, side, side))
+            features, none = synthesis.begin(ws)
+            return synthesis.run(ws, features=features, rgb=none, to_block=to_block)
+        side = settings.sizes[self.block - 1]
         painted = None
         if self.carry_rgb:
-            painted = (
-                rgb.detach()
-                .unflatten(1, (-1, side, side))
-                .contiguous(memory_format=torch.channels_last)
-            )
+            painted = rgb.detach().unflatten(1, (-1, side, side))
+            painted = painted.contiguous(memory_format=torch.channels_last)
         return synthesis.run(
             ws,
-            features=entering,
+            features=maps.unflatten(1, (-1, side, side)),
             rgb=painted,
             from_block=self.block,
             to_block=to_block,
@@ -107,31 +97,41 @@ class Entrance:
 @attacks.register
 @parameters
 class Ifgmi(Ppa):
-    """Intermediate features: PPA's search, continued in the maps between the blocks of a StyleGAN.
+    """Intermediate features: PPA's search, continued in the maps between a StyleGAN's blocks.
 
-    Stage 0 searches the style w as PPA does. Stage i then searches w and the maps h_i that enter block i, where h_{i+1} is what block i makes of the w and h_i
-    that were found. After each step w and h_i are brought back to the L1 balls ‖w - w⁰‖₁ ≤ r_i, ‖h_i - h_i⁰‖₁ ≤ r_i around the stage's start.
+    Stage 0 searches the style w as PPA does. Stage i then searches w and the maps h_i that enter
+    block i, where h_{i+1} is block i's output for the w and h_i that were found. After each step w
+    and h_i are projected onto the L1 balls ‖w - w⁰‖₁ ≤ r_i, ‖h_i - h_i⁰‖₁ ≤ r_i around the stage's
+    start.
 
-    Paper: Qiu et al., A Closer Look at GAN Priors: Exploiting Intermediate Features for Enhanced Model Inversion Attacks, ECCV 2024, arXiv 2407.13863.
-    Differs: the published code enters a later block with an empty picture, so that all that earlier blocks have painted is missing and pictures jump between
-        stages; `carry_rgb` false does the same. The published picture of a stage is that before its last step, here it is that after it. The published script scores all
-        stages with the evaluator and reports the best one; here the stage is fixed in advance, or chosen by the target. Published are all candidates;
-        so they are here by default, and `trials` with a lower `keep` selects. Otherwise as PPA. The ball of w never binds at the published radii: Adam moves a coordinate by at
-        most lr a step.
+    Paper: Qiu et al., A Closer Look at GAN Priors: Exploiting Intermediate Features for Enhanced
+        Model Inversion Attacks, ECCV 2024, arXiv 2407.13863.
+    Differs: the published code enters a later block with an empty image, so that all that earlier
+        blocks have painted is missing and images jump between stages; `carry_rgb` false does the
+        same. The published image of a stage is that before its last step, here it is that after it.
+        The published script scores all stages with the evaluator and reports the best one; here the
+        stage is fixed in advance, or chosen by the target. Published are all candidates; so they
+        are here by default, and `trials` with a lower `keep` selects. Otherwise as PPA. The ball of
+        w never binds at the published radii: Adam moves a coordinate by at most lr a step.
 
     Args:
         steps: of stage 0, published 50 for FaceScrub, 70 for CelebA, 100 for dogs.
-        block_steps: steps of the stages at blocks 1, 2, ...; published 10 or 25 at each of up to 7 blocks, 4 blocks are 32 pixels.
+        block_steps: steps of the stages at blocks 1, 2, ...; published 10 or 25 at each of up to 7
+            blocks, 4 blocks are 32 pixels.
         radii: r_i for each stage, that of stage 0 first.
         carry_rgb: keep what earlier blocks have painted.
-        stage: whose picture is kept: "last", or "confident", for each candidate that with the highest mean p_y over the trials.
+        stage: whose image is kept: "last", or "confident", for each candidate that with the highest
+            mean p_y over the trials.
         trials: as in PPA; 0 keeps the best target margins.
-        batch: pictures searched together. Each holds its maps about eight times, up to 34 MB each time at 1024 pixels.
+        batch: images searched together. Each holds its maps about eight times, up to 34 MB each
+            time at 1024 pixels.
     """
 
-    candidates: Annotated[int, Field(ge=1)] = 50
-    trials: Annotated[int, Field(ge=0)] = 0
-    batch: Annotated[int, Field(ge=1)] = 16
+    title = "IF-GMI"
+
+    candidates: AtLeastOne = 50
+    trials: Count = 0
+    batch: AtLeastOne = 16
     block_steps: tuple[Count, ...] = (10, 10, 10)
     radii: tuple[Radius, ...] = (1000.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0, 8000.0, 8000.0)
     carry_rgb: bool = True
@@ -145,96 +145,115 @@ class Ifgmi(Ppa):
             )
         if self.stage == "confident" and not self.trials:
             raise ValueError(
-                'stage "confident" compares pictures by trials: set trials to 1 or more, 100 as in PPA'
+                'stage "confident" compares images by trials: set trials to 1 or more, 100 as in '
+                "PPA"
             )
 
-    def effort(self) -> tuple[str, int]:
+    @property
+    def search_effort(self) -> tuple[str, int]:
         steps = (self.steps, *self.block_steps)
-        judged = self.trials * (len(steps) if self.stage == "confident" else 1)
-        what = f"{' + '.join(map(str, steps))} steps" + (
-            f" of {self.samples} pictures" if self.samples > 1 else ""
-        )
-        return (f"{what} and {judged} trials" if judged else what), (
-            sum(steps) + judged
-        ) * self.samples
+        trials = self.trials * (len(steps) if self.stage == "confident" else 1)
+        words = f"{' + '.join(map(str, steps))} steps"
+        if self.samples > 1:
+            words += f" of {self.samples} images"
+        words += f" + {trials} trials" if trials else ""
+        return f"({words})" if "+" in words else words, (sum(steps) + trials) * self.samples
 
-    def problems(self, view: ModelView, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        block_steps = tuple(min(1, steps) for steps in self.block_steps)
+        return super().brief_counts(candidates) | {"block_steps": block_steps}
+
+    def prior_problems(self, prior: Prior) -> list[str]:
+        problems = super().prior_problems(prior)
         if not prior.blocks:
-            found.append(
-                "ifgmi changes the maps between the blocks of a StyleGAN2, and this prior's generator has none: use a stylegan2 prior, or ppa"
+            problems.append(
+                "ifgmi searches the maps between the blocks of a StyleGAN2, but this prior's "
+                "generator has none: use a stylegan2 prior, or ppa"
             )
         elif len(self.block_steps) >= prior.blocks:
-            found.append(
-                f"ifgmi.block_steps has {len(self.block_steps)} stages after the first, and the prior's generator has {prior.blocks} blocks: "
-                f"give at most {prior.blocks - 1}"
+            problems.append(
+                f"ifgmi.block_steps must have at most {prior.blocks - 1} stages, because the "
+                f"prior's generator has {prior.blocks} blocks, got {len(self.block_steps)}: "
+                "shorten it"
             )
-        return found
+        return problems
 
     def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
-        assert isinstance(prior.generator, StylePictures)  # as `problems` made sure
         network = prior.generator
-        shown = view.straightened() if self.straight_through else view
-        stages = [
-            (Entrance(network, block, self.carry_rgb), steps)
-            for block, steps in enumerate((self.steps, *self.block_steps))
-        ]
+        assert isinstance(network, StyleImages)  # as `prior_problems` checks
         style = network.settings.w_dim
 
-        def searched(number: int, rows: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
-            """One stage, with an optimiser and random numbers of its own; those of the first are PPA's."""
-            entrance, steps = stages[number]
-
-            def objective(rows: Tensor, labels: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
-                value, sure = self.judged(shown, prior, entrance.paint(rows), labels, rng)
-                return value / self.coupling, sure
-
-            rng = RowRng.of(seed, f"search {number}" if number else "search", labels, draws)
-            pace = self.pace(steps, entrance.within(self.radii[number]))
-            return descend(
-                shown, rows, labels, rng, objective, pace, batch_multiple=self.batch_multiple
-            )
-
-        def rated(pictures: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
-            return self.robust(view, pictures, labels, RowRng.of(seed, "rank", labels, draws))
-
         def search(state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
-            rows, steps, whole = (
-                state,
-                torch.zeros_like(labels),
-                torch.ones_like(labels, dtype=torch.bool),
-            )
-            kept, score = state, torch.zeros(len(state), dtype=torch.double, device=state.device)
-            for number, (entrance, _) in enumerate(stages):
-                found = searched(number, rows, labels, draws)
-                steps, whole = steps + torch.where(whole, found.steps, 0), whole & found.whole
-                rows = found.state
-                with torch.no_grad():
-                    (pictures,) = run_padded(
-                        view, lambda part, made=entrance: (made.paint(part).clamp(0, 1),), rows
-                    )
-                    ended = torch.cat([rows[:, :style], pictures.flatten(1)], dim=1)
-                    if number + 1 < len(stages):
-                        (rows,) = run_padded(
-                            view, lambda part, made=entrance: (made.onward(part),), rows
-                        )
-                rating = rated(pictures, labels, draws) if self.stage == "confident" else score
-                if number:  # a row that broke off has what it had before
-                    better = (
-                        whole & ((rating > score) | score.isnan())
-                        if self.stage == "confident"
-                        else whole
-                    )
-                    ended, rating = (
-                        torch.where(better[:, None], ended, kept),
-                        torch.where(better, rating, score),
-                    )
-                kept, score = ended, rating
-            if self.trials and self.stage == "last":
-                score = rated(show(kept, labels), labels, draws)
-            return SearchResult(kept, steps, whole, score if self.trials else None)
+            return _Stages(self, view, prior, network, seed).search(state, labels, draws)
 
         def show(latents: Tensor, labels: Tensor) -> Tensor:
             return latents[:, style:].unflatten(1, prior.image_shape).contiguous()
 
-        return Recipe(super().recipe(view, prior, seed=seed).start, search, show=show, kept=style)
+        start = super().recipe(view, prior, seed=seed).start
+        return Recipe(start, search, show=show, latent_size=style)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of one attack, bound to a view and a prior."""
+
+    attack: Ifgmi
+    view: ModelView
+    prior: Prior
+    network: StyleImages
+    seed: int
+
+    def search(self, state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
+        """Search all stages in turn; the state of a result is (style, image) of each row."""
+        attack, view, rows = self.attack, self.view, state
+        by_trials = attack.stage == "confident"
+        steps, finished = torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool)
+        kept, score = state, torch.zeros(len(state), dtype=torch.double, device=state.device)
+        for number in range(1 + len(attack.block_steps)):
+            entrance = Entrance(self.network, number, attack.carry_rgb)
+            result = self._stage(entrance, rows, labels, draws)
+            steps = steps + torch.where(finished, result.steps, 0)
+            finished, rows = finished & result.finished, result.state
+            with torch.no_grad():
+                images = _padded(view, entrance.images, rows).clamp(0, 1)
+                ended = torch.cat([rows[:, : entrance.parts[0]], images.flatten(1)], dim=1)
+                if number < len(attack.block_steps):
+                    rows = _padded(view, entrance.next_rows, rows)
+            rating = self._robustness(images, labels, draws) if by_trials else score
+            if number:  # an unfinished row keeps the image of the stage before
+                better = finished & ((rating > score) | score.isnan()) if by_trials else finished
+                ended = torch.where(better[:, None], ended, kept)
+                rating = torch.where(better, rating, score)
+            kept, score = ended, rating
+        if attack.trials and not by_trials:
+            images = kept[:, entrance.parts[0] :].unflatten(1, self.prior.image_shape).contiguous()
+            score = self._robustness(images, labels, draws)
+        return SearchResult(kept, steps, finished, score if attack.trials else None)
+
+    def _stage(
+        self, entrance: Entrance, rows: Tensor, labels: Tensor, draws: Tensor
+    ) -> SearchResult:
+        """Search one stage, with its own optimiser and random numbers; PPA's in the first."""
+        attack, number = self.attack, entrance.block
+        shown = self.view.straightened() if attack.straight_through else self.view
+
+        def objective(rows: Tensor, labels: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
+            images = entrance.images(rows)
+            value, sure = attack.weighted_loss(shown, self.prior, images, labels, rng)
+            return value / attack.coupling, sure
+
+        rng = RowRng.of(self.seed, f"search {number}" if number else "search", labels, draws)
+        steps = (attack.steps, *attack.block_steps)[number]
+        settings = attack.settings(steps, entrance.within(attack.radii[number]))
+        return descend(
+            shown, rows, labels, rng, objective, settings, batch_multiple=attack.batch_multiple
+        )
+
+    def _robustness(self, images: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
+        rng = RowRng.of(self.seed, "rank", labels, draws)
+        return self.attack.robustness(self.view, images, labels, rng)
+
+
+def _padded(view: ModelView, make: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    (result,) = run_padded(view, lambda part: (make(part),), rows)
+    return result

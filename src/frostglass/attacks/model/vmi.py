@@ -7,6 +7,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.descent import Descent
 from frostglass.attacks._search.families import Distribution, Family, Gaussian, Mixture
+from frostglass.attacks._search.fields import AtLeastOne, Count, Weight
 from frostglass.attacks._search.layered import Layered
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.search import OptimizerName
@@ -16,55 +17,65 @@ from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 from frostglass.networks.flow import Flow
-from frostglass.priors.stylegan2 import StylePictures
+from frostglass.priors.stylegan2 import StyleImages
 
-SIDE_BY_SIDE = 64  # pictures of all people that are searched together
+SIDE_BY_SIDE = 64  # images of all people that are searched together
 
 
 @attacks.register
 @parameters
 class Vmi(Descent):
-    """Variational inversion: a whole distribution of latents per person, as wide as the target allows.
+    """Variational inversion: a distribution of latents per person, as wide as the target allows.
 
-    Minimises E_{z~q} [weight · loss(T(G(z)), y)] + γ · KL(q ‖ N(0, I)) over q: a full Gaussian, a mixture of Gaussians, or a Glow-style flow. Layered, each layer ℓ of a
-    StyleGAN has a q_ℓ and takes the style of its own z_ℓ, all made of the same noise; KL is the mean over the layers.
+    Minimises E_{z~q} [weight · loss(T(G(z)), y)] + γ · KL(q ‖ N(0, I)) over q: a full Gaussian, a
+    mixture of Gaussians, or a Glow-style flow. Layered, each layer ℓ of a StyleGAN has a q_ℓ and
+    takes the style of its own z_ℓ, all made of the same noise; KL is the mean over the layers.
 
     Paper: Wang et al., Variational Model Inversion Attacks, NeurIPS 2021, arXiv 2201.10787.
-    Differs: published on a StyleGAN2 or a DCGAN; any prior serves here. People are searched side by side, each with a distribution of its own. Every coordinate of the flow comes from the noise that is given, where the
-        published one draws some again in its splits. `layered`, published for CelebA, is off by default because it needs a StyleGAN2; pictures of its layers
-        that are not led have one nuisance latent in common. BiDO's version stops at the epoch the evaluator
+    Differs: published on a StyleGAN2 or a DCGAN; any prior serves here. People are searched side by
+        side, each with a distribution of its own. Every coordinate of the flow comes from the given
+        noise, where the published one draws some again in its splits. `layered`, published for
+        CelebA, is false by default because it needs a StyleGAN2; images of its layers that are not
+        led have one nuisance latent in common. BiDO's version stops at the epoch the evaluator
         likes best; here nothing is chosen by an evaluator.
 
     Args:
         q: "gaussian", "mixture" or "flow". components: of the mixture.
-        depth: steps of the flow at each level. levels: of the flow; half of the coordinates leave at each. hidden: width of its couplings.
-        layered: a distribution for each layer of a StyleGAN2 prior. identity_layers: how many layers, from the first, have one, all if not given; the others
-            take the style of a random latent, new for each picture. Published: 7, and all 10 at 64 pixels.
+        depth: steps of the flow at each level.
+        levels: of the flow; half of the coordinates leave at each. hidden: width of its couplings.
+        layered: a distribution for each layer of a StyleGAN2 prior.
+        identity_layers: how many layers, from the first, have one, all if not given; the others
+            take the style of a random latent, new for each image. Published: 7, and all 10 at 64
+            pixels.
         gamma: γ; below 1 the prior counts less than the target ("power posterior").
-        points: pictures drawn from each distribution at a step; 64 published. The KL is estimated from as many fresh ones.
-        draws: pictures drawn from each distribution at the end; 50 or 100 published.
-        batch: pictures of the end shown to the target together; a step shows `points` of as many people as make 64.
+        points: images drawn from each distribution at a step; 64 published. The KL is estimated
+            from as many fresh ones.
+        draws: images drawn from each distribution at the end; 50 or 100 published.
+        batch: images of the end shown to the target together; a step shows `points` of as many
+            people as make 64.
         steps: published 157 a pass, 20 passes.
     """
 
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    critic_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    coupling: Annotated[int, Field(ge=1)] = 1
+    title = "VMI"
+
+    weight: Weight = 1.0
+    critic_weight: Weight = 0.0
+    coupling: AtLeastOne = 1
     optimizer: OptimizerName = "momentum"
     lr: Annotated[float, Field(gt=0)] = 1e-4
-    steps: Annotated[int, Field(ge=0)] = 3140
-    candidates: Annotated[int, Field(ge=1)] = 1
-    keep: Annotated[int, Field(ge=1)] = 50
+    steps: Count = 3140
+    candidates: AtLeastOne = 1
+    keep: AtLeastOne = 50
     q: Literal["gaussian", "mixture", "flow"] = "flow"
-    components: Annotated[int, Field(ge=1)] = 3
-    depth: Annotated[int, Field(ge=1)] = 10
-    levels: Annotated[int, Field(ge=1)] = 3
-    hidden: Annotated[int, Field(ge=1)] = 100
+    components: AtLeastOne = 3
+    depth: AtLeastOne = 10
+    levels: AtLeastOne = 3
+    hidden: AtLeastOne = 100
     layered: bool = False
-    identity_layers: Annotated[int, Field(ge=1)] | None = None
-    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
-    points: Annotated[int, Field(ge=1)] = 64
-    draws: Annotated[int, Field(ge=1)] = 50
+    identity_layers: AtLeastOne | None = None
+    gamma: Weight = 1e-3
+    points: AtLeastOne = 64
+    draws: AtLeastOne = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +85,7 @@ class Vmi(Descent):
             )
 
     @property
-    def read_from_each(self) -> int:
+    def reads(self) -> int:
         return self.draws
 
     @property
@@ -87,54 +98,48 @@ class Vmi(Descent):
 
     @property
     def batch_multiple(self) -> int:
-        # Products of a few small matrices round differently for another number of them, so it is always the same.
+        # Products of a few small matrices round differently for another number of them.
         return self.rows
 
-    def problems(self, view: ModelView, prior: Prior) -> list[str]:
-        found = super().problems(view, prior)
-        if self.layered and not prior.blocks:
-            found.append(
-                "vmi.layered has a distribution for each layer of a StyleGAN2, and this prior's generator has none: use a stylegan2 prior, or set it to false"
+    def prior_problems(self, prior: Prior) -> list[str]:
+        problems, layers = super().prior_problems(prior), 2 * prior.blocks
+        if self.layered and not layers:
+            problems.append(
+                "vmi.layered needs the layers of a StyleGAN2, but this prior's generator has none: "
+                "use a stylegan2 prior, or set it to false"
             )
-        elif (self.identity_layers or 0) > (most := 2 * prior.blocks):
-            found.append(
-                f"vmi.identity_layers ({self.identity_layers}) is more than the {most} layers of the prior's generator: lower it"
+        elif self.identity_layers and self.identity_layers > layers:
+            problems.append(
+                f"vmi.identity_layers must be at most {layers}, the layers of the prior's "
+                f"generator, got {self.identity_layers}: lower it"
             )
-        return found
+        return problems
 
     def family(self, prior: Prior) -> Distribution:
-        if not self.layered:
-            return self._of_one(prior)
-        layers = 2 * prior.blocks
-        return Layered(self._of_one(prior), layers, self.identity_layers or layers)
-
-    def _of_one(self, prior: Prior) -> Distribution:
+        each: Distribution
         if self.q == "gaussian":
-            return Gaussian(prior.latent)
-        return (
-            Mixture(prior.latent, self.components)
-            if self.q == "mixture"
-            else Flow(prior.latent, self.depth, self.levels, self.hidden)
-        )
+            each = Gaussian(prior.latent)
+        elif self.q == "mixture":
+            each = Mixture(prior.latent, self.components)
+        else:
+            each = Flow(prior.latent, self.depth, self.levels, self.hidden)
+        layers = 2 * prior.blocks
+        return Layered(each, layers, self.identity_layers or layers) if self.layered else each
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
-        return at_zero(prior, labels, self.candidates).repeat(
-            1, 1, 2 * prior.blocks if self.layered else 1
-        )
+        zeros = at_zero(prior, labels, self.candidates)
+        return zeros.repeat(1, 1, 2 * prior.blocks if self.layered else 1)
 
-    def pictures(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
+    def images(self, prior: Prior, latents: Tensor, labels: Tensor) -> Tensor:
         if not self.layered:
-            return super().pictures(prior, latents, labels)
-        assert isinstance(prior.generator, StylePictures)  # as `problems` made sure
+            return super().images(prior, latents, labels)
         network = prior.generator
-        styles = network.network.mapping.w(latents.reshape(-1, prior.latent)).unflatten(
-            0, (len(latents), -1)
-        )
-        return network.paint(styles).clamp(0, 1)
+        assert isinstance(network, StyleImages)  # as `prior_problems` checks
+        styles = network.network.mapping.w(latents.reshape(-1, prior.latent))
+        return network.paint(styles.unflatten(0, (len(latents), -1))).clamp(0, 1)
 
     def penalty(self, family: Family, state: Tensor, rng: RowRng) -> Tensor | float:
         if not self.gamma:
             return 0.0
-        return self.gamma * cast(Distribution, family).kl(
-            state, rng.normal(self.points, family.noise)
-        )
+        noise = rng.normal(self.points, family.noise)
+        return self.gamma * cast(Distribution, family).kl(state, noise)

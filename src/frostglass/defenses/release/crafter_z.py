@@ -1,37 +1,40 @@
-"""Crafter-z: features of pictures that the prior could have drawn."""
+"""Crafter-z: features of images that the prior could have drawn."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.defenses.base import defenses
-from frostglass.defenses.release._crafting import Craft, Crafting
+from frostglass.defenses.release._crafting import Crafting
+from frostglass.defenses.release._state import CraftState
 
 
 @defenses.register
 @parameters
 class CrafterZ(Crafting):
-    """Feature crafting in the latent space of the prior: what leaves the device is the feature of a generated picture, near the plain one
-    and like any draw to a critic.
+    """Feature crafting in latent space: releases the features of generated images.
 
-    z begins at the inversion of F₀ = Enc(x). In turns: the critic D learns to tell G(z) from draws G(z_r), z_r ~ N(0, I); z takes a step of
-    Adam on β L_u - D(G(z)), L_u = ‖Enc(G(z)) - F₀‖² / d. Released is Enc(G(z)). There is no inner search to differentiate, so a step costs
-    far less than Crafter's, and what is released always lies on what Enc∘G can make: the generator's own error is part of L_u from the
-    start, which limits how useful it can be. For each batch is recorded what `crafter` records; `residual_start` and `gradient_start` tell
-    how well the first inversion went.
+    z starts at the inversion of F₀ = Enc(x). In turns: the critic D learns to tell G(z) from draws
+    G(z_r), z_r ~ N(0, I); z takes a step of Adam on β L_u - D(G(z)), L_u = ‖Enc(G(z)) - F₀‖² / d.
+    Enc(G(z)) is released. There is no inner search to differentiate, so a step costs far less than
+    Crafter's, and released features always lie in the range of Enc∘G: the generator's own error is
+    part of L_u from the start, which limits their utility. Recorded for each batch is what
+    `crafter` records; `residual_start` and `gradient_start` tell how well the first inversion went.
 
-    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024, arXiv 2401.07205
-    (Appendix F, Algorithm 3).
-    Differs: the code divides L_u by 64·64·64 where a feature has 64·16·16 values; d is the true size here, so a published β, if it was run
-        with that code, is to be divided by 64³ / d: by 16 for CelebA (20 and 50 are 1.25 and 3.125), by 4 for LFW. The paper's step sizes for z are 0.005 in one place
-        and 1e-4 to 1e-3 in its Table XIV, which shows that they decide more than β does; the code has 0.005, penalty 15, and one step as
-        shipped beside a commented 500. The first inversion is that of `crafter`: a squared error and no critic of the prior unless
-        `realism` asks for it; in the code an unsquared norm over the batch and that critic. Gradients are sums over pictures, not means.
-        `tolerance` and `pool` are ours.
+    Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
+        Deep Models, NDSS 2024, arXiv 2401.07205 (Appendix F, Algorithm 3).
+    Differs: the code divides L_u by 64·64·64 where a feature has 64·16·16 values; d is the true
+        size here, so a published β, if it was run with that code, is to be divided by 64³ / d: by
+        16 for CelebA (20 and 50 are 1.25 and 3.125), by 4 for LFW. The paper's step sizes for z are
+        0.005 in one place and 1e-4 to 1e-3 in its Table XIV, which shows that they matter more than
+        β; the code has 0.005, penalty 15, and one step as shipped beside a commented 500. The first
+        inversion is that of `crafter`: a squared error and no critic of the prior unless `realism`
+        asks for it; in the code an unsquared norm over the batch and that critic. Gradients are
+        sums over images, not means. `tolerance` and `pool` are ours.
 
     Args:
         beta: published 20, 50 (CelebA, to be divided by 16) and 5, 10, 20 (LFW, by 4).
@@ -43,30 +46,33 @@ class CrafterZ(Crafting):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 15.0
 
-    variants: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    title: ClassVar[str] = "Crafter-z"
+    variants: ClassVar[Variants] = {
         "published": (
-            "the sizes of the paper and its code: 500 steps, the first inversion takes 110 from the amortizer's guess",
+            "the sizes of the paper and its code: 500 steps, the first inversion takes 110 from "
+            "the amortizer's prediction",
             {"steps": 500, "batch": 128, "critic_width": 64, "amortized": True, "first_steps": 110},
         )
     }
 
-    def beginning(self, craft: Craft) -> Tensor:
-        return craft.latents
+    @property
+    def evaluations(self) -> int:
+        return self.steps
 
-    def slope(self, craft: Craft) -> Tensor:
-        """∂/∂z of β L_u - D(G(z))."""
-        leaf = craft.free.detach().requires_grad_()
-        pictures = craft.inversion.prior.images(leaf)
-        deviation = (
-            (craft.inversion.encoder(pictures) - craft.originals).flatten(1).square().mean(1)
-        )
-        return torch.autograd.grad(
-            (self.beta * deviation - craft.judge.opinion(pictures)).sum(), leaf
-        )[0]
+    def initial(self, state: CraftState) -> Tensor:
+        return state.latents
 
-    def follow(self, craft: Craft) -> None:
-        craft.latents = craft.free.detach().clone()
+    def gradient(self, state: CraftState) -> Tensor:
+        """Return ∂/∂z of β L_u - D(G(z))."""
+        leaf = state.variable.detach().requires_grad_()
+        images = state.inversion.prior.images(leaf)
+        deviation = (state.inversion.encoder(images) - state.plain).flatten(1).square().mean(1)
+        loss = (self.beta * deviation - state.critic.scores(images)).sum()
+        return torch.autograd.grad(loss, leaf)[0]
 
-    def finished(self, craft: Craft) -> tuple[Tensor, dict[str, float]]:
+    def update_latents(self, state: CraftState) -> None:
+        state.latents = state.variable.detach().clone()
+
+    def finish(self, state: CraftState) -> tuple[Tensor, dict[str, float]]:
         with torch.no_grad():
-            return craft.inversion.encoded(craft.latents), {}
+            return state.inversion.encode(state.latents), {}

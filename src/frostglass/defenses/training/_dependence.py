@@ -1,9 +1,10 @@
-"""How much two variables depend on each other in a batch, measured on kernel matrices: HSIC and COCO.
+"""Dependence of two variables in a batch, measured on kernel matrices: HSIC and COCO.
 
-A measure works on Gram matrices, (m, m) for a batch of m. It has two halves: `prepare` is done once for each variable, `combine` once for
-each pair, so that pictures and labels are prepared once however many layers they are compared with. Everything stays where the features
-are and is computed in single precision at least, also under autocast: the kernels differ by less than half precision can tell.
-A network that has diverged gives NaN and no error of the linear algebra, for the training loop to report.
+A measure works on Gram matrices, (m, m) for a batch of m. It has two halves: `prepare` runs once
+for each variable and `combine` once for each pair, so that images and labels are prepared once for
+all layers. Everything stays on the features' device and is computed in single precision at least,
+also under autocast: half precision cannot resolve the kernels' differences. A network that has
+diverged yields NaN instead of a linear algebra error, and the training loop reports it.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,7 @@ from torch import Tensor
 
 SIGMA = 5.0
 EPSILON = 1e-5
-SMALLEST = (
-    1e-12  # below this the root of a norm is held constant, for its slope grows without bound
-)
+SMALLEST = 1e-12  # the root of a norm is constant below this, where its slope has no bound
 
 MeasureName = Literal["hsic_nocco", "hsic_trace", "coco_frobenius", "coco_spectral"]
 Norm = Literal["frobenius", "spectral"]
@@ -37,10 +36,10 @@ class Measure:
 
 
 def gaussian_gram(features: Tensor, sigma: float = SIGMA) -> Tensor:
-    """K_ij = exp(-‖a_i - a_j‖² / (2 σ² d)) over the flattened features of d numbers each."""
+    """Return K_ij = exp(-‖a_i - a_j‖² / (2 σ² d)) of flattened features of d numbers each."""
     with _full_precision(features):
         rows = _at_least_single(features).flatten(1)
-        # Distances do not change with a shift, so neither value nor gradient does; without it large features would cancel away.
+        # A shift changes neither distances nor gradients, and keeps large features from cancelling.
         rows = rows - rows.detach().mean(0)
         products = rows @ rows.T
         squares = products.diagonal()
@@ -49,58 +48,63 @@ def gaussian_gram(features: Tensor, sigma: float = SIGMA) -> Tensor:
 
 
 def linear_gram(labels: Tensor) -> Tensor:
-    """Y Yᵀ for one-hot Y: 1 where two labels are the same, else 0."""
+    """Return Y Yᵀ for one-hot Y: 1 where two labels are the same, else 0."""
     return (labels[:, None] == labels).float()
 
 
 def centred(gram: Tensor) -> Tensor:
-    """H K H with H = I - 11ᵀ/m: the kernel of the same features with their mean at the origin."""
+    """Return H K H with H = I - 11ᵀ/m: the kernel of the features with their mean subtracted."""
     gram = _at_least_single(gram)
     rows = gram.mean(1)
     return gram - rows[:, None] - rows + rows.mean()
 
 
 def normalised(gram: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """R = K̃ (K̃ + ε m I)⁻¹ of the centred kernel K̃: a direction of variance t counts t / (t + ε m), nearly 1 however strong it is."""
+    """Return R = K̃ (K̃ + ε m I)⁻¹ of the centred kernel K̃.
+
+    A direction of variance t counts t / (t + ε m): nearly 1, however large t is.
+    """
     with _full_precision(gram):
         middle = centred(gram)
-        ridge = (
-            epsilon * len(middle) * torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
-        )
-        factor, failed = torch.linalg.cholesky_ex(
-            middle + ridge
-        )  # unlike `cholesky` it neither raises nor waits for the device
+        identity = torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
+        # Unlike `cholesky`, `cholesky_ex` neither raises nor waits for the device.
+        factor, failed = torch.linalg.cholesky_ex(middle + epsilon * len(middle) * identity)
         return torch.cholesky_solve(middle, factor.masked_fill(failed != 0, torch.nan))
 
 
 def hsic_nocco(one: Tensor, other: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Normalised HSIC, Tr(R_K R_L): a soft count of shared directions, at most m - 1, and at most identities - 1 against labels."""
+    """Return the normalised HSIC, Tr(R_K R_L), a soft count of shared directions.
+
+    It is at most m - 1, and at most identities - 1 against labels.
+    """
     return measure("hsic_nocco", epsilon)(one, other)
 
 
 def hsic_trace(one: Tensor, other: Tensor) -> Tensor:
-    """The biased estimator of HSIC, Tr(K H L H) / (m - 1)²; 0 for a single sample."""
+    """Return the biased estimator of HSIC, Tr(K H L H) / (m - 1)²; 0 for a single sample."""
     return measure("hsic_trace")(one, other)
 
 
 def coco(one: Tensor, other: Tensor, norm: Norm = "frobenius") -> Tensor:
-    """Constrained covariance, √‖K̃ L̃‖ / m: in the Frobenius norm as in the published code, or the spectral norm as in the paper."""
+    """Return the constrained covariance, √‖K̃ L̃‖ / m.
+
+    The published code uses the Frobenius norm, the paper the spectral norm.
+    """
     return measure("coco_frobenius" if norm == "frobenius" else "coco_spectral")(one, other)
 
 
 def measure(name: MeasureName, epsilon: float = EPSILON) -> Measure:
-    """The measure of that name; `epsilon` is that of hsic_nocco."""
+    """Return the measure of that name; `epsilon` is that of hsic_nocco."""
     if name == "hsic_nocco":
         return Measure(partial(normalised, epsilon=epsilon), _trace)
     if name == "hsic_trace":
         return Measure(centred, _covariance)
-    return Measure(
-        centred, partial(_correlation, size=_frobenius if name == "coco_frobenius" else _spectral)
-    )
+    size = torch.linalg.vector_norm if name == "coco_frobenius" else _spectral
+    return Measure(centred, partial(_correlation, size=size))
 
 
 def _trace(one: Tensor, other: Tensor) -> Tensor:
-    """Tr(A B) of symmetric matrices."""
+    """Return Tr(A B) of symmetric matrices."""
     return (one * other).sum()
 
 
@@ -111,10 +115,6 @@ def _covariance(one: Tensor, other: Tensor) -> Tensor:
 def _correlation(one: Tensor, other: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
     with _full_precision(one):
         return size(one @ other).clamp_min(SMALLEST).sqrt() / len(one)
-
-
-def _frobenius(matrix: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(matrix)
 
 
 def _spectral(matrix: Tensor) -> Tensor:
@@ -128,8 +128,6 @@ def _at_least_single(tensor: Tensor) -> Tensor:
 
 def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     kind = tensor.device.type
-    return (
-        torch.autocast(kind, enabled=False)
-        if torch.amp.is_autocast_available(kind)
-        else nullcontext()
-    )
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

@@ -1,6 +1,6 @@
 """BiDO: bilateral dependency optimisation."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from frostglass.core.errors import ConfigError, ModelError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.data._balanced import balanced_batches
-from frostglass.defenses.base import Batch, Defense, Part, Size, Term, defenses
+from frostglass.defenses.base import Batch, Defense, Part, Term, TrainingSize, defenses
 from frostglass.defenses.training._dependence import (
     MeasureName,
     gaussian_gram,
@@ -25,32 +25,42 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 @defenses.register
 @parameters
 class Bido(Defense):
-    """Bilateral dependency optimisation: hidden layers are trained to depend less on the picture and more on the label.
+    """Bilateral dependency optimisation: hidden layers depend less on the image, more on the label.
 
-    L = cross-entropy + λ_x Σ_j d(X, Z_j) - λ_y Σ_j d(Z_j, Y) over the tapped layers Z_j, inside each batch, with Gaussian kernels
-    exp(-‖a - b‖² / (2 σ² d)) on layers of d numbers and on pictures as the network sees them, normalised or not, and Y Yᵀ on labels. Either
-    term alone is an ablation: with HSIC the paper reports 0.8 % accuracy for λ_x = 0.1 alone, 65 % for λ_y = 1 alone and 76 % for both.
+    L = cross-entropy + λ_x Σ_j d(X, Z_j) - λ_y Σ_j d(Z_j, Y) over the tapped layers Z_j, inside
+    each batch, with Gaussian kernels exp(-‖a - b‖² / (2 σ² d)) on layers of d numbers and on images
+    as the network sees them, normalised or not, and Y Yᵀ on labels. Either term alone is an
+    ablation: with HSIC the paper reports 0.8 % accuracy for λ_x = 0.1 alone, 65 % for λ_y = 1
+    alone and 76 % for both.
 
-    Paper: Peng et al., Bilateral Dependency Optimization: Defending Against Model-inversion Attacks, KDD 2022, arXiv 2206.05483.
-    Differs: the published weights belong to what the published code computes, normalised HSIC and COCO in the Frobenius norm. The paper
-        prints the trace for HSIC, some ten million times smaller between pictures and layers, and the spectral norm for COCO. All four
-        are here; the code's HSIC is the default. Where the code inverts a matrix that is not symmetric a Cholesky solve gives the same
-        value. Batches are 16 identities x 4 pictures there too (CelebA); here an epoch uses nearly every picture, and once. Layers before
-        the first weight that learns are not tapped, since their terms have no gradient (Ho et al., 2024, for transfer learning with
-        BiDO). The published training script drops its choice of measure and always trains HSIC; here the choice counts.
+    Paper: Peng et al., Bilateral Dependency Optimization: Defending Against Model-inversion
+        Attacks, KDD 2022, arXiv 2206.05483.
+    Differs: the published weights belong to what the published code computes, normalised HSIC and
+        COCO in the Frobenius norm. The paper prints the trace for HSIC, some ten million times
+        smaller between images and layers, and the spectral norm for COCO. All four are here; the
+        code's HSIC is the default. Where the code inverts a matrix that is not symmetric, a
+        Cholesky solve gives the same value. Batches are 16 identities x 4 images there too
+        (CelebA); here an epoch uses nearly every image, and once. Layers before the first trained
+        weight are not tapped, since their terms have no gradient (Ho et al., 2024, for transfer
+        learning with BiDO). The published training script drops its choice of measure and always
+        trains HSIC; here the choice counts.
 
     Args:
-        measure: dependence d: hsic_nocco or coco_frobenius (published code), hsic_trace or coco_spectral (paper).
-        lambda_x: weight of the dependence on the picture. Published pairs with lambda_y, hsic_nocco: 0.05 and 0.5, 1 or 2.5 (CelebA, VGG16),
-            0.1 and 2 (CelebA, ResNet-34), 2 and 20 (MNIST), 0.1 and 1 (CIFAR-10, and the ablation).
-        lambda_y: weight of the dependence on the label. Pairs for coco_frobenius: 5 and 50, 10 and 50, 15 and 75 (CelebA, VGG16), 0.05 and
-            2.5 (CelebA, ResNet-34), 1 and 50 (MNIST), 0.1 and 5 (CIFAR-10).
+        measure: dependence d: hsic_nocco or coco_frobenius (published code), hsic_trace or
+            coco_spectral (paper).
+        lambda_x: weight of the dependence on the image. Published pairs with lambda_y, hsic_nocco:
+            0.05 and 0.5, 1 or 2.5 (CelebA, VGG16), 0.1 and 2 (CelebA, ResNet-34), 2 and 20
+            (MNIST), 0.1 and 1 (CIFAR-10, and the ablation).
+        lambda_y: weight of the dependence on the label. Pairs for coco_frobenius: 5 and 50, 10 and
+            50, 15 and 75 (CelebA, VGG16), 0.05 and 2.5 (CelebA, ResNet-34), 1 and 50 (MNIST), 0.1
+            and 5 (CIFAR-10).
         layers: names of the layers to tap; none means the target's own taps.
-        per_identity: pictures of each identity in a batch, 4 at a batch of 64 for the published 16 x 4; batches are smaller where there are
-            fewer identities. 0 is plain shuffling: with many identities most come once in a batch, and the label term tells little.
+        per_identity: images of each identity in a batch, 4 at a batch of 64 for the published
+            16 x 4; batches are smaller where there are fewer identities. 0 is plain shuffling:
+            with many identities most occur once in a batch, and the label term says little.
         sigma: width of the Gaussian kernels, in units of √d.
-        epsilon: ridge of hsic_nocco, at least 1e-6 because the kernels are in single precision. It lies among the eigenvalues of the pictures'
-            kernel, so changing it changes the defense.
+        epsilon: ridge of hsic_nocco, at least 1e-6 because the kernels are in single precision. It
+            lies among the eigenvalues of the images' kernel, so changing it changes the defense.
     """
 
     measure: MeasureName = "hsic_nocco"
@@ -61,12 +71,14 @@ class Bido(Defense):
     sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
     epsilon: Annotated[float, Field(ge=1e-6, allow_inf_nan=False)] = 1e-5
 
-    off = {"lambda_x": 0.0, "lambda_y": 0.0}  # noqa: RUF012
+    title = "BiDO"
+    disabled: ClassVar = {"lambda_x": 0.0, "lambda_y": 0.0}
 
     def __post_init__(self) -> None:
         if self.per_identity == 1:
             raise ValueError(
-                "per_identity = 1 gives labels nothing in common: use at least 2, or 0 for plain shuffling"
+                "per_identity = 1 gives no two images of a batch the same label: "
+                "use at least 2, or 0 for plain shuffling"
             )
 
     @property
@@ -79,39 +91,42 @@ class Bido(Defense):
     def couples_samples(self) -> bool:
         return self.active
 
-    def problems(self, target: Target, size: Size) -> list[str]:
+    def problems(self, target: Target, size: TrainingSize) -> list[str]:
         if not self.active:
             return []
-        found, batch = [], size.batch
-        if self.per_identity and batch < 2 * self.per_identity:
-            found.append(
-                f"batches of {batch} have no room for 2 identities of {self.per_identity} pictures: "
+        problems = []
+        if self.per_identity and size.batch < 2 * self.per_identity:
+            problems.append(
+                f"batches of {size.batch} cannot hold 2 identities of {self.per_identity} images: "
                 f"raise target.batch to at least {2 * self.per_identity}, or lower per_identity"
             )
-        elif batch < 4:
-            found.append(
-                f"batches of {batch} pictures are too small to measure dependence: raise target.batch to at least 4"
+        elif size.batch < 4:
+            problems.append(
+                f"batches of {size.batch} images are too small to measure dependence: "
+                "raise target.batch to at least 4"
             )
         if len(target.classes) < 2:
-            found.append(
-                "with a single class nothing can depend on the label: use data with at least 2 identities"
+            problems.append(
+                "with a single class nothing can depend on the label: "
+                "use data with at least 2 identities"
             )
         try:
             self.taps(target)
         except (ConfigError, ModelError) as error:
-            found.append(str(error))
-        return found
+            problems.append(str(error))
+        return problems
 
     def taps(self, target: Target) -> tuple[str, ...]:
         if not self.active:
             return ()
         names = self.layers or target.taps
         if not names:
-            raise ConfigError("the network has no layers to tap of its own: name some with layers")
+            raise ConfigError("the network has no taps of its own: name layers to tap with layers")
         live = live_taps(target.module, target.image_shape, names)
         if not live:
             raise ConfigError(
-                f"no weight before {', '.join(names)} learns, so there is nothing to train there: freeze fewer layers, or name later ones with layers"
+                f"no weight before {', '.join(names)} is trained, so their terms have no gradient: "
+                "freeze fewer layers, or name later ones with layers"
             )
         return live
 
@@ -122,26 +137,24 @@ class Bido(Defense):
         if not self.active:
             return {}
         dependence = measure(self.measure, self.epsilon)
-        # Prepared once: each layer is compared with the same pictures and labels.
-        seen = batch.images if batch.inputs is None else batch.inputs
-        pictures = dependence.prepare(gaussian_gram(seen, self.sigma)) if self.lambda_x else None
+        # Prepared once: each layer is compared with the same images and labels.
+        inputs = batch.images if batch.inputs is None else batch.inputs
+        images = dependence.prepare(gaussian_gram(inputs, self.sigma)) if self.lambda_x else None
         labels = dependence.prepare(linear_gram(batch.labels)) if self.lambda_y else None
         terms = {}
         for name, output in batch.tapped.items():
             layer = dependence.prepare(gaussian_gram(output, self.sigma))
-            if pictures is not None:
-                terms[f"bido_x:{name}"] = Term(self.lambda_x, dependence.combine(pictures, layer))
+            if images is not None:
+                terms[f"bido_x:{name}"] = Term(self.lambda_x, dependence.combine(images, layer))
             if labels is not None:
                 terms[f"bido_y:{name}"] = Term(-self.lambda_y, dependence.combine(layer, labels))
         return terms
 
-    def facts(self, target: Target, size: Size) -> dict[str, Any]:
+    def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
         if not self.active:
             return {}
-        people = (
-            min(size.batch // self.per_identity, len(target.classes)) if self.per_identity else 0
-        )
-        return {
-            "taps": list(self.taps(target)),
-            "batch": f"{people} people × {self.per_identity}" if people else "shuffled",
-        }
+        batch = "shuffled"
+        if self.per_identity:
+            people = min(size.batch // self.per_identity, len(target.classes))
+            batch = f"{people} people × {self.per_identity}"
+        return {"taps": list(self.taps(target)), "batch": batch}

@@ -1,6 +1,7 @@
 """CALoR: confidence adaptation and a low-rank compressed head."""
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,16 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def confidence_adaptation(logits: Tensor, labels: Tensor, a: float, b: float) -> Tensor:
-    """a · p_y^b · ln p_y, averaged over the batch; least at p_y = exp(-1/b). In log space, so it is finite for any finite logits."""
+    """Return a · p_y^b · ln p_y, averaged over the batch; its minimum is at p_y = exp(-1/b).
+
+    Computed in log space, so it is finite for all finite logits.
+    """
     log_p = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
     return (a * (b * log_p).exp() * log_p).mean()
 
 
 class LowRankHead(nn.Module):
-    """logits = expand(activation(compress(norm(features)))): nothing outside `rank` directions of the feature reaches the logits."""
+    """A head that sees `rank` directions: logits = expand(activation(compress(norm(features))))."""
 
     replaces_head = True
 
@@ -58,28 +62,34 @@ class LowRankHead(nn.Module):
 @defenses.register
 @parameters
 class Calor(Defense):
-    """Confidence adaptation and a low-rank head: the model is trained to be less than sure, through a bottleneck that forgets the face.
+    """Confidence adaptation and a low-rank head: less certainty, through a narrow bottleneck.
 
-    Head: logits = C_B tanh(C_A φ) with C_A of `rank` rows. Loss: cross-entropy first, then L = a · p_y^b · ln p_y, which is least at
-    p_y = exp(-1/b) (0.8825 for b = 8) and ignores misclassified samples, hence the first stage.
+    Head: logits = C_B tanh(C_A φ) with C_A of `rank` rows. Loss: cross-entropy first, then
+    L = a · p_y^b · ln p_y, whose minimum is at p_y = exp(-1/b) (0.8825 for b = 8) and which ignores
+    misclassified samples; hence the first stage.
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814.
-    Differs: the paper does not say when the loss changes; `switch` is our choice. `gain` multiplies the initial C_B: behind a tanh the
-        logits are bounded by its weights, so with the usual initialisation they start small, and so does every gradient that reaches
-        the backbone. Trained from scratch (faces, 40 people, 16 epochs, rank 10, no adaptation) that costs ten points of accuracy: 81.5 %
-        at gain 1, 91.7 % at gain 6, 95.8 % with the plain head. `pre_norm` (a batch norm before C_A, found in MIBench) also helps at
-        gain 1 (89.4 %); it is off, as in the paper.
+    Differs: the paper does not say when the loss changes; `switch` is our choice. `gain` multiplies
+        the initial C_B: after a tanh the logits are bounded by its weights, so with the usual
+        initialisation they start small, and so does every gradient that reaches the backbone.
+        Trained from scratch (faces, 40 people, 16 epochs, rank 10, no adaptation) that costs ten
+        points of accuracy: 81.5 % at gain 1, 91.7 % at gain 6, 95.8 % with the plain head.
+        `pre_norm` (a batch norm before C_A, found in MIBench) also helps at gain 1 (89.4 %); it is
+        false by default, as in the paper.
 
     Args:
-        rank: width of the bottleneck, at most the number of features and of classes; 0 leaves the head as it is. Published: 30, 50, 32.
+        rank: width of the bottleneck, at most the number of features and of classes; 0 leaves the
+            head as it is. Published: 30, 50, 32.
         activation: tanh (published), or identity, relu, sigmoid for its ablation.
         a: scale of the adapted loss; 0 keeps cross-entropy to the end (the paper's LoR ablation).
-        b: sharpness; the confidence aimed at is exp(-1/b).
+        b: sharpness; the loss aims at the confidence exp(-1/b).
         switch: share of the epochs trained with cross-entropy before the loss changes.
-        gain: factor on the initial weights behind the activation; 1 is the library's initialisation.
+        gain: factor on the initial weights after the activation; 1 is the library's
+            initialisation.
         pre_norm: batch norm before the compression.
-        warmup: epochs with the ordinary head and cross-entropy before the low-rank head is put in; the paper uses 50 where the backbone
-            comes from ImageNet, because tanh slows training from a distant start.
+        warmup: epochs with the ordinary head and cross-entropy before the low-rank head is
+            inserted; the paper uses 50 where the backbone comes from ImageNet, because tanh slows
+            training from a distant start.
     """
 
     rank: Annotated[int, Field(ge=0)] = 30
@@ -91,20 +101,23 @@ class Calor(Defense):
     pre_norm: bool = False
     warmup: Annotated[int, Field(ge=0)] = 0
 
-    off = {"rank": 0, "a": 0.0}  # noqa: RUF012
+    title = "CALoR"
+    disabled: ClassVar = {"rank": 0, "a": 0.0}
+
+    def brief(self) -> Self:
+        # At full strength from the first epoch.
+        return replace(self, switch=0.0, warmup=min(self.warmup, 1))
 
     def replaces(self) -> frozenset[Part]:
-        parts: set[Part] = set()
-        if self.rank:
-            parts.add("head")
-        if self.a:
-            parts.add("classification loss")
-        if self.warmup:
-            parts.add("starting weights")
-        return frozenset(parts)
+        parts: dict[Part, float] = {
+            "head": self.rank,
+            "classification loss": self.a,
+            "starting weights": self.warmup,
+        }
+        return frozenset(part for part, strength in parts.items() if strength)
 
     def non_gradient_leakage(self) -> str | None:
-        return "warms up on private pictures" if self.warmup else None
+        return "warms up on private images" if self.warmup else None
 
     def stage(self) -> Stage | None:
         return Stage("private", {"epochs": self.warmup}) if self.warmup else None
@@ -115,10 +128,11 @@ class Calor(Defense):
         classes, features = linear_head(target, self.name).weight.shape
         if self.rank > min(classes, features):
             raise ConfigError(
-                f"calor.rank must be at most {min(classes, features)} here ({features} features, {classes} classes), got {self.rank}"
+                f"calor.rank must be at most {min(classes, features)} here "
+                f"({features} features, {classes} classes), got {self.rank}"
             )
         with seeded(seed, "calor", "head"):
-            low_rank = LowRankHead(
+            head = LowRankHead(
                 features,
                 self.rank,
                 classes,
@@ -126,7 +140,7 @@ class Calor(Defense):
                 gain=self.gain,
                 pre_norm=self.pre_norm,
             )
-        return with_head(target, low_rank, "expand")
+        return with_head(target, head, "expand")
 
     def adapting(self, progress: TrainingProgress) -> bool:
         """Whether the second stage has begun."""
@@ -137,11 +151,8 @@ class Calor(Defense):
             return {}
         if not self.adapting(batch.progress):
             return {"cross_entropy": Term(1.0, F.cross_entropy(batch.logits, batch.labels))}
-        return {
-            "confidence_adaptation": Term(
-                1.0, confidence_adaptation(batch.logits, batch.labels, self.a, self.b)
-            )
-        }
+        loss = confidence_adaptation(batch.logits, batch.labels, self.a, self.b)
+        return {"confidence_adaptation": Term(1.0, loss)}
 
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         return not self.a or self.adapting(progress)

@@ -1,7 +1,7 @@
-"""Disco: channels of the released feature are pruned, picture by picture, by a network that has learned which of them betray it."""
+"""Disco: prune the channels of each image's released feature that a trained network selects."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,25 +10,17 @@ from torch import Tensor, nn
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape, Target
-from frostglass.defenses.base import (
-    Batch,
-    Defense,
-    Opponent,
-    Part,
-    Size,
-    Term,
-    TrainingProgress,
-    defenses,
-)
+from frostglass.defenses.base import Batch, Opponent, Part, Term, TrainingSize, defenses
 from frostglass.defenses.training._simulated import (
-    Rebuild,
+    Decode,
+    DecoderDefense,
     SimulatedDecoder,
     build_reader,
     cut_problems,
 )
 from frostglass.models.base import noise_images, probe
 from frostglass.models.cut import SQUARE, channel_axis
-from frostglass.networks.decoder import DecoderForm, DecoderGame, DecoderNorm, pixel_distance
+from frostglass.networks.decoder import pixel_distance
 from frostglass.runtime.device import device_of
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import seeded
@@ -37,7 +29,10 @@ INNER, PRUNER = "inner", "pruner"
 
 
 class Pruner(nn.Module):
-    """A mask (N, C) in (0, 1) for features: σ((s - s_k) / T), s the scores of their channels and s_k the one at place k = ⌊ratio · C⌋."""
+    """Computes a mask (N, C) in (0, 1) for features: σ((s - s_k) / T).
+
+    s are the scores of the channels, and s_k is the one at place k = ⌊ratio · C⌋.
+    """
 
     def __init__(
         self,
@@ -64,8 +59,8 @@ class Pruner(nn.Module):
 class Pruned(nn.Module):
     """A layer whose output is multiplied by a pruner's mask.
 
-    While it learns, the pruner reads the layer's output without shaping it, and feels `share` of what comes back; afterwards gradients pass
-    as they are, or an attacker who follows them would be led astray.
+    In training, the pruner does not shape the layer's output, and receives `share` of the
+    gradient. In evaluation, gradients pass unchanged, so that they do not mislead an attacker.
     """
 
     def __init__(self, inner: nn.Module, pruner: Pruner, share: float):
@@ -76,77 +71,76 @@ class Pruned(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.inner(inputs)
-        if not self.training:
-            return masked(features, self.pruner(features), self.pruner.axis)
-        return masked(
-            features, scaled_gradient(self.pruner(features.detach()), self.share), self.pruner.axis
-        )
+        if self.training:
+            mask = scaled_gradient(self.pruner(features.detach()), self.share)
+        else:
+            mask = self.pruner(features)
+        return masked(features, mask, self.pruner.axis)
 
 
 def masked(features: Tensor, mask: Tensor, axis: int = 0) -> Tensor:
-    """Features (N, ...) with each channel multiplied by its number in the mask (N, C); `axis` of a feature counts the channels."""
+    """Multiply each channel of features (N, ...) by its value in the mask (N, C).
+
+    `axis` is the channel axis of a single feature.
+    """
     sizes = [1] * (features.ndim - 1)
     sizes[axis] = mask.shape[1]
     return features * mask.reshape(len(mask), *sizes)
 
 
 def scaled_gradient(values: Tensor, share: float) -> Tensor:
-    """The very same values, through which only a share of the gradient passes."""
-    return values.detach() + share * (
-        values - values.detach()
-    )  # adds zero, so that no digit changes
+    """Return the same values, through which only a share of the gradient passes."""
+    # Adds zero, so that no digit changes.
+    return values.detach() + share * (values - values.detach())
 
 
 @defenses.register
 @parameters
-class Disco(Defense):
-    """Dynamic channel pruning: of each picture's feature only the channels leave the device that a trained pruner does not find telling.
+class Disco(DecoderDefense):
+    """Dynamic channel pruning: a trained pruner keeps revealing channels of features on the device.
 
-    Released: m · Enc(x), m = σ((s - s_k) / T) with the pruner's scores s of Enc(x) and their k-th smallest s_k, k = ⌊ratio · channels⌋.
-    Encoder and the rest of the network minimise the task's loss, the pruner (1 - α) · task - α · L_p, and a decoder, on public pictures,
+    Released: m · Enc(x), m = σ((s - s_k) / T) with the pruner's scores s of Enc(x) and their k-th
+    smallest s_k, k = ⌊ratio · channels⌋. Encoder and the rest of the network minimise the loss of
+    the task, the pruner (1 - α) · task - α · L_p, and a decoder, on public images,
     L_p = |Dec(m Enc(x)) - x|². All take turns.
 
-    Paper: Singh et al., DISCO: Dynamic and Invariant Sensitive Channel Obfuscation for Deep Neural Networks, CVPR 2021, arXiv 2012.11025;
-        as a baseline in Wang et al., Crafter, NDSS 2024.
-    Differs: Crafter's code re-creates the tensor through which the pruner should feel the decoder, so that it gets (1 - 2α) times the
-        task's gradient and none of the reconstruction's; here it is as meant. There the task's gradient reaches the encoder through the
-        scores too; here the pruner reads the feature and does not shape it. The code trains everything on public pictures, we only the
-        decoder, and its L_p is the length of the whole batch's difference, without a square (`reduction`). The task's optimiser is the
-        pruner's too. The decoder sees features standardised in each channel over the batch, because an attacker would amplify what the mask
-        makes faint: at a temperature of 1/30 hardly a channel is quite gone. With one channel left of 64 the mask multiplies it by ½. Only
+    Paper: Singh et al., DISCO: Dynamic and Invariant Sensitive Channel Obfuscation for Deep Neural
+        Networks, CVPR 2021, arXiv 2012.11025; as a baseline in Wang et al., Crafter, NDSS 2024.
+    Differs: Crafter's code re-creates the tensor that should pass the decoder's gradient to the
+        pruner, so that the pruner gets (1 - 2α) times the gradient of the task and none of the
+        reconstruction's; here it is as meant. There the gradient of the task reaches the encoder
+        through the scores too; here the pruner reads the feature and does not shape it. That code
+        trains everything on public images, we only the decoder, and its L_p is the norm of the
+        whole batch's difference, without a square (`reduction`). The pruner uses the optimiser of
+        the task. The decoder sees features standardised in each channel over the batch, because an
+        attacker would amplify what the mask attenuates: at a temperature of 1/30 hardly any
+        channel is fully removed. With one channel left of 64 the mask multiplies it by ½. Only
         epochs of the second half may be selected.
 
     Args:
-        ratio: share of the channels below the threshold, published 0.99; 0 puts in no pruner at all.
+        ratio: share of the channels below the threshold, published 0.99; 0 inserts no pruner.
         alpha: α, published 0.4; 0 prunes for the task alone.
         temperature: T, published 1/30; smaller is harder.
         pruner_width: channels of the pruner's first stage; 128 is ResNet-18's.
-        reduction: of L_p: "mean" over pixels squared, or "crafter", the length of the whole batch's difference.
-        decoder_form: "mirrored", "adv_learn" or "crafter" (published); see `priors/decoder.py`.
+        reduction: of L_p: "mean" over squared pixels, or "crafter", the norm of the whole batch's
+            difference.
+        decoder_form: "mirrored", "adv_learn" or "crafter" (published); see `networks/decoder.py`.
         decoder_width: channels of the decoder's last stage; 64 is published.
         decoder_lr: Adam's step size for the decoder; published 3e-4.
         decoder_steps: decoder steps before each step of the network.
-        head_start: decoder steps more when the decoder is new.
+        head_start: additional steps of a new decoder.
         restart_every: epochs after which a new decoder begins; 0 keeps the first.
-        public_batch: public pictures in a decoder step.
+        public_batch: public images in a decoder step.
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)] = 0.99
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.4
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1 / 30
     pruner_width: Annotated[int, Field(ge=1)] = 128
-    reduction: Literal["mean", "crafter"] = "mean"
-    decoder_form: DecoderForm = "mirrored"
-    decoder_width: Annotated[int, Field(ge=1)] = 64
-    decoder_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
-    decoder_steps: Annotated[int, Field(ge=1)] = 2
-    head_start: Annotated[int, Field(ge=0)] = 50
-    restart_every: Annotated[int, Field(ge=0)] = 0
-    public_batch: Annotated[int, Field(ge=2)] = 64
 
-    off = {"ratio": 0.0, "alpha": 0.0}  # noqa: RUF012
-    takes_attributes = True
-    variants = {  # noqa: RUF012
+    title = "Disco"
+    disabled: ClassVar = {"ratio": 0.0, "alpha": 0.0}
+    variants: ClassVar = {
         "crafter": (
             "the decoder, its loss and its steps as in Crafter's code, without that code's error",
             {
@@ -156,13 +150,14 @@ class Disco(Defense):
                 "decoder_steps": 1,
                 "head_start": 0,
             },
-        ),
+        )
     }
 
     def __post_init__(self) -> None:
         if self.alpha and not self.ratio:
             raise ValueError(
-                f"alpha {self.alpha} is felt by a pruner, and ratio 0 puts in none: give a ratio above 0, or alpha 0 too"
+                f"alpha {self.alpha} trains a pruner, and ratio 0 inserts none: "
+                "give a ratio above 0, or alpha 0 too"
             )
 
     def replaces(self) -> frozenset[Part]:
@@ -179,7 +174,8 @@ class Disco(Defense):
         shape = tuple(seen[target.cut].shape[1:])
         if len(shape) > 3 or shape[channel_axis(shape, target.image_shape)] < 2:
             raise ConfigError(
-                f"disco prunes channels of vectors, tokens or maps, of which there must be two, and {target.cut!r} puts out {shape}: cut behind another layer"
+                "disco prunes vectors, tokens or maps of at least 2 channels, and "
+                f"{target.cut!r} returns {shape}: cut after another layer"
             )
         with seeded(seed, "disco", PRUNER):
             pruner = Pruner(
@@ -188,40 +184,32 @@ class Disco(Defense):
                 width=self.pruner_width,
                 temperature=self.temperature,
                 image_shape=target.image_shape,
-            )
+            ).to(device_of(target.module))
         inner = target.module.get_submodule(target.cut)
         parent, _, name = target.cut.rpartition(".")
-        setattr(
-            target.module.get_submodule(parent),
-            name,
-            Pruned(inner, pruner.to(device_of(target.module)), 1 - self.alpha),
-        )
-        head = (
-            f"{target.cut}.{INNER}"
-            if target.head == target.cut
-            else _moved(target.head, target.cut)
-        )
+        setattr(target.module.get_submodule(parent), name, Pruned(inner, pruner, 1 - self.alpha))
+        at_head = target.head == target.cut
         return replace(
-            target, head=head, taps=tuple(_moved(tap, target.cut) for tap in target.taps)
+            target,
+            head=f"{target.cut}.{INNER}" if at_head else _moved(target.head, target.cut),
+            taps=tuple(_moved(tap, target.cut) for tap in target.taps),
         )
 
-    def problems(self, target: Target, size: Size) -> list[str]:
+    def problems(self, target: Target, size: TrainingSize) -> list[str]:
         if not self.ratio:
             return []
-        if found := cut_problems(target):
-            return found
+        if problems := cut_problems(target):
+            return problems
         if f"{target.head}.".startswith(f"{target.cut}."):
             return [
-                f"nothing comes after {target.cut}, so that what leaves are the answers, and no server is needed: cut behind an earlier layer"
+                f"nothing comes after {target.cut}, so that the released features are the "
+                "predictions and no server is needed: cut after an earlier layer"
             ]
-        learns = any(weight.requires_grad for weight in self._pruner(target).parameters())
-        return (
-            []
-            if learns
-            else [
-                "another defense froze its pruner: freeze fewer layers, or cut behind a later one"
+        if not any(weight.requires_grad for weight in self._pruner(target).parameters()):
+            return [
+                "another defense froze its pruner: freeze fewer layers, or cut after a later one"
             ]
-        )
+        return []
 
     def taps(self, target: Target) -> tuple[str, ...]:
         return (f"{target.cut}.{INNER}", f"{target.cut}.{PRUNER}") if self.alpha else ()
@@ -231,30 +219,18 @@ class Disco(Defense):
     ) -> Opponent | None:
         if not self.alpha:
             return None
-        norm: DecoderNorm = "mean_square" if self.reduction == "mean" else "batch_norm"
         inner, pruner = self.taps(target)
         axis = self._pruner(target).axis
 
-        def new_game(feature_shape: tuple[int, ...]) -> DecoderGame:
-            return DecoderGame(
-                feature_shape, target.image_shape, width=self.decoder_width, form=self.decoder_form, lr=self.decoder_lr, norm=norm,
-                device=device_of(target.module),
-            )  # fmt: skip
+        def terms(batch: Batch, decode: Decode) -> dict[str, Term]:
+            # The mask before its gradient is scaled: only the pruner is trained by the decoder.
+            decoded = decode(masked(batch.tapped[inner].detach(), batch.tapped[pruner], axis))
+            distance = pixel_distance(decoded, batch.images, self.norm)
+            return {"reconstruction": Term(-self.alpha, distance)}
 
-        def felt(batch: Batch, rebuild: Rebuild) -> dict[str, Term]:
-            # By the mask alone, and before its gradient is scaled: only the pruner feels the decoder.
-            made = rebuild(masked(batch.tapped[inner].detach(), batch.tapped[pruner], axis))
-            return {"reconstruction": Term(-self.alpha, pixel_distance(made, batch.images, norm))}
+        return SimulatedDecoder(self, target, public, terms, seed=seed)
 
-        return SimulatedDecoder(
-            target, public, new_game, felt, steps=self.decoder_steps, batch=self.public_batch, head_start=self.head_start,
-            restart_every=self.restart_every, seed=seed,
-        )  # fmt: skip
-
-    def at_full_strength(self, progress: TrainingProgress) -> bool:
-        return not self.alpha or 2 * (progress.epoch + 1) > progress.epochs
-
-    def facts(self, target: Target, size: Size) -> dict[str, Any]:
+    def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
         if not self.ratio:
             return {}
         return {"cut": target.cut, "below_threshold": self._pruner(target).pruned}
@@ -266,5 +242,5 @@ class Disco(Defense):
 
 
 def _moved(name: str, cut: str) -> str:
-    """The name of a layer now that the one it may be part of stands inside another."""
+    """Return a layer's name after the layer at the cut was wrapped."""
     return f"{cut}.{INNER}.{name.removeprefix(cut + '.')}" if name.startswith(f"{cut}.") else name

@@ -1,6 +1,7 @@
 """Negative label smoothing."""
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, ClassVar, Self
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -11,7 +12,7 @@ from frostglass.defenses.base import Batch, Defense, Part, Term, TrainingProgres
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, alpha: float) -> Tensor:
-    """(1 - α)(-ln p_y) + (α / C) Σ_k (-ln p_k), averaged over the batch; α below 0 pushes beyond certainty."""
+    """Return (1 - α)(-ln p_y) + (α / C) Σ_k (-ln p_k), averaged over the batch."""
     log_p = logits.log_softmax(1)
     return -((1 - alpha) * log_p.gather(1, labels[:, None])[:, 0] + alpha * log_p.mean(1)).mean()
 
@@ -19,40 +20,44 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, alpha: float) -> Tens
 @defenses.register
 @parameters
 class LabelSmoothing(Defense):
-    """Negative label smoothing: train beyond certainty, so that confidence no longer points the way to a class.
+    """Negative label smoothing: train beyond certainty, so that confidence does not guide a search.
 
-    L = (1 - α)(-ln p_y) + (α / C) Σ_k (-ln p_k) with α < 0. The loss is unbounded below: every wrong logit is pushed down for ever by
-    |α| / C, so it becomes negative and logits grow. Positive α is ordinary smoothing and makes inversion easier.
+    L = (1 - α)(-ln p_y) + (α / C) Σ_k (-ln p_k) with α < 0. The loss has no lower bound: every
+    wrong logit is pushed down by |α| / C without end, so the loss becomes negative and logits
+    grow. Positive α is ordinary smoothing and makes inversion easier.
 
     Paper: Struppek et al., Be Careful What You Smooth For, ICLR 2024, arXiv 2310.06549.
-    Differs: the official ramp is written for 100 epochs (0 until epoch 50, rising until 75, then α); here it is at the same shares of any
-        number of epochs, and like there the ramp reaches only half of α before it jumps. `ramp = false` is constant α, as in MIBench.
+    Differs: the official ramp is written for 100 epochs (0 until epoch 50, rising until 75, then
+        α); here it is at the same shares of any number of epochs, and as there the ramp reaches
+        only half of α before it jumps. `ramp = false` is constant α, as in MIBench.
 
     Args:
-        alpha: smoothing factor; published strengths are -0.3, -0.02 and -0.01, 0 is plain cross-entropy.
+        alpha: smoothing factor; published strengths are -0.3, -0.02 and -0.01, 0 is plain
+            cross-entropy.
         ramp: use the official schedule.
     """
 
     alpha: Annotated[float, Field(ge=-10, le=1, allow_inf_nan=False)] = -0.05
     ramp: bool = True
 
-    off = {"alpha": 0.0}  # noqa: RUF012
+    title = "LS"
+    disabled: ClassVar = {"alpha": 0.0}
+
+    def brief(self) -> Self:
+        return replace(self, ramp=False)  # at full strength from the first epoch
 
     def replaces(self) -> frozenset[Part]:
         return frozenset({"classification loss"}) if self.alpha else frozenset()
 
     def alpha_at(self, progress: TrainingProgress) -> float:
-        """The factor in force: α(e + 1 - E/2) / (E/2) during the third quarter, as in the official code at E = 100."""
-        if (
-            not self.ramp or self.alpha > 0 or progress.fraction >= 0.75
-        ):  # the official ramp is for negative factors only
+        """Return the factor in this epoch: α(e + 1 - E/2) / (E/2) during the third quarter."""
+        # The official ramp is for negative factors only.
+        if not self.ramp or self.alpha > 0 or progress.fraction >= 0.75:
             return self.alpha
+        if progress.fraction < 0.5:
+            return 0.0
         half = progress.epochs / 2
-        return (
-            self.alpha * max(0.0, progress.epoch + 1 - half) / half
-            if progress.fraction >= 0.5
-            else 0.0
-        )
+        return self.alpha * max(0.0, progress.epoch + 1 - half) / half
 
     def losses(self, batch: Batch) -> dict[str, Term]:
         if not self.alpha:
@@ -60,11 +65,8 @@ class LabelSmoothing(Defense):
         alpha = self.alpha_at(batch.progress)
         if not alpha:
             return {"cross_entropy": Term(1.0, F.cross_entropy(batch.logits, batch.labels))}
-        return {
-            "smoothed_cross_entropy": Term(
-                1.0, smoothed_cross_entropy(batch.logits, batch.labels, alpha)
-            )
-        }
+        loss = smoothed_cross_entropy(batch.logits, batch.labels, alpha)
+        return {"smoothed_cross_entropy": Term(1.0, loss)}
 
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         return self.alpha_at(progress) == self.alpha

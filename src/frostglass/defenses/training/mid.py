@@ -1,7 +1,7 @@
 """MID: mutual information regularisation through a variational bottleneck."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,22 @@ ENCODER, DECODER = "encode", "decode"
 
 
 def spread(raw: Tensor) -> Tensor:
-    """σ = softplus(s - 5), which starts near 0.0067; kept from underflow, because its logarithm is taken."""
+    """Return σ = softplus(s - 5), which starts near 0.0067; clamped, because its log is taken."""
     return F.softplus(raw.float() - 5).clamp(min=1e-6)
 
 
 def kl_to_standard_normal(encoded: Tensor) -> Tensor:
-    """Σ_k -½ (1 + 2 ln σ - μ² - σ²), averaged over the batch; `encoded` holds μ and then s."""
+    """Return Σ_k -½ (1 + 2 ln σ - μ² - σ²), averaged over the batch; `encoded` holds μ, then s."""
     mean, raw = encoded.float().chunk(2, 1)
     sigma = spread(raw)
     return (-0.5 * (1 + 2 * sigma.log() - mean.square() - sigma.square())).sum(1).mean()
 
 
 def noise_of(rows: Tensor, draw: int) -> Tensor:
-    """Standard normal noise that is a function of each row and of `draw`: the same picture gets the same noise in any batch."""
+    """Return standard normal noise that is a function of each row and of `draw`.
+
+    The same image gets the same noise in any batch.
+    """
     place = torch.arange(1, rows.shape[1] + 1, device=rows.device)
     bits = rows.detach().float().contiguous().view(torch.int32).to(torch.int64)
     key = _scrambled(bits + place * _signed(0x9E3779B97F4A7C15)).sum(1, keepdim=True)
@@ -45,19 +48,22 @@ def noise_of(rows: Tensor, draw: int) -> Tensor:
 
 
 def _signed(constant: int) -> int:
-    """A 64-bit constant as the signed number torch's integers want; their products wrap around."""
+    """Return a 64-bit constant as the signed integer torch takes; products wrap around."""
     return constant - 2**64 if constant >= 2**63 else constant
 
 
 def _scrambled(x: Tensor) -> Tensor:
-    """The finaliser of the SplitMix64 generator: every bit of the input changes about half of the output's."""
+    """Apply the finaliser of the SplitMix64 generator, which mixes every bit of the input."""
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
     return x ^ ((x >> 31) & (2**33 - 1))
 
 
 class VariationalHead(nn.Module):
-    """logits = decode(μ + σ ε) with (μ, s) = encode(features). `draw` numbers the noise; see `ModelView.averaged`."""
+    """logits = decode(μ + σ ε) with (μ, s) = encode(features).
+
+    `draw` numbers the noise; see `ModelView.averaged`.
+    """
 
     replaces_head = True
 
@@ -78,22 +84,28 @@ class VariationalHead(nn.Module):
 @defenses.register
 @parameters
 class Mid(Defense):
-    """Mutual information regularisation: logits are read from a noisy code that is paid for in bits, so less of the picture gets through.
+    """Mutual information regularisation: a noisy code with a cost per bit limits what gets through.
 
-    Head: one linear layer gives μ and s of k = width · d dimensions each, σ = softplus(s - 5), ζ = μ + σ ε, logits = linear(ζ). Loss:
-    cross-entropy + λ · KL with KL = Σ_k -½ (1 + 2 ln σ - μ² - σ²), averaged over the batch. The noise stays on at inference, as published,
-    so an audit should also try the view that averages it out (`attack.samples`).
+    Head: one linear layer gives μ and s of k = width · d dimensions each, σ = softplus(s - 5),
+    ζ = μ + σ ε, logits = linear(ζ). Loss: cross-entropy + λ · KL with
+    KL = Σ_k -½ (1 + 2 ln σ - μ² - σ²), averaged over the batch. The noise stays at inference, as
+    published, so an audit should also try the view that averages it out (`attack.samples`).
 
-    Paper: Wang et al., Improving Robustness to Model Inversion Attacks via Mutual Information Regularization, AAAI 2021, arXiv 2009.05241.
-    Differs: the noise is a function of the code's bits instead of fresh at every call. In training the weights move and with them the
-        noise; afterwards the same picture gets the same answer, so an audit gives the same result in any batch and on any restart. A
-        white-box attacker who wants other draws gets them through `ModelView.averaged`. Published code has no deterministic switch; `inference = "mean"` is one.
-        The published models drop the batch norm before the head of VGG16 (`feature_norm = false` there). σ is clamped at 1e-6.
+    Paper: Wang et al., Improving Robustness to Model Inversion Attacks via Mutual Information
+        Regularization, AAAI 2021, arXiv 2009.05241.
+    Differs: the noise is a function of the code's bits instead of fresh at every call. In training
+        the weights move and with them the noise; afterwards the same image gets the same output,
+        so an audit gives the same result in any batch and after any restart. A white-box attacker
+        who wants other draws gets them through `ModelView.averaged`. Published code has no
+        deterministic switch; `inference = "mean"` is one. The published models drop the batch norm
+        before the head of VGG16 (`feature_norm = false` there). σ is clamped at 1e-6.
 
     Args:
-        weight: λ; published 0.003 to 0.02 (CelebA, VGG16), 0.2 (MNIST), 0.15 (CIFAR-10), 0.1 and 0.005 (FaceScrub). At 0 the noise is
-            unpaid for but still there, which is not the undefended model.
-        width: dimensions of the code as a share of the feature's, published 0.5; 0 leaves the head as it is.
+        weight: λ; published 0.003 to 0.02 (CelebA, VGG16), 0.2 (MNIST), 0.15 (CIFAR-10), 0.1 and
+            0.005 (FaceScrub). At 0 the noise has no cost but is still there, which is not the
+            undefended model.
+        width: dimensions of the code as a share of the feature's, published 0.5; 0 leaves the head
+            as it is.
         inference: "sample" (published) or "mean", which uses μ.
     """
 
@@ -101,12 +113,13 @@ class Mid(Defense):
     width: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     inference: Literal["sample", "mean"] = "sample"
 
-    off = {"weight": 0.0, "width": 0.0}  # noqa: RUF012
+    title = "MID"
+    disabled: ClassVar = {"weight": 0.0, "width": 0.0}
 
     def __post_init__(self) -> None:
         if self.weight and not self.width:
             raise ValueError(
-                f"weight {self.weight} needs a code to weigh: give a width above 0, or weight 0 too"
+                f"weight {self.weight} needs a code: give a width above 0, or weight 0 too"
             )
 
     def replaces(self) -> frozenset[Part]:
@@ -119,7 +132,8 @@ class Mid(Defense):
         width = int(self.width * features)
         if width < 1:
             raise ConfigError(
-                f"mid.width must leave at least one of {features} dimensions, got {self.width}: raise it"
+                f"mid.width must leave at least one of {features} dimensions, got {self.width}: "
+                "raise it"
             )
         with seeded(seed, "mid", "head"):
             head = VariationalHead(features, width, classes, inference=self.inference)

@@ -1,8 +1,9 @@
-"""Transfer learning as a defense: private pictures may change only the last layers."""
+"""Transfer learning as a defense: private images change only the last layers."""
 
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
-from frostglass.defenses.base import Defense, Part, Size, Stage, defenses
+from frostglass.defenses.base import Defense, Part, Stage, TrainingSize, defenses
+from frostglass.defenses.training._freezing import frozen_layers, mark_frozen
 from frostglass.defenses.training._heads import head_block
 from frostglass.models.depth import groups, inside, leaves, weights_by_leaf
 from frostglass.models.taps import check_layers
@@ -21,35 +23,43 @@ from frostglass.runtime.freezing import frozen
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import generator_for
 
-PROBE_PICTURES, FISHER_PICTURES = 2000, 64  # to fit the linear probe, and to take gradients of it
+PROBE_IMAGES, FISHER_IMAGES = 2000, 64  # to fit the linear probe, and to take its gradients
 
 
 @defenses.register
 @parameters
 class Transfer(Defense):
-    """Transfer learning: the first layers come from public pictures and stay as they are, so only the last ones can remember private people.
+    """Transfer learning: frozen first layers come from public images, so only the last memorise.
 
-    Stage 1 trains the whole network on public people (or takes `target.start`); stage 2 gives it a new head, freezes the layers before the
-    boundary and trains the rest on private pictures. The boundary is the one knob.
+    Stage 1 trains the whole network on public people (or takes `target.start`); stage 2 gives it a
+    new head, freezes the layers before the boundary and trains the rest on private images. The
+    boundary is the only parameter of its strength.
 
-    Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help?, CVPR 2024, arXiv 2405.05588.
-    Differs: the published code freezes up to and including the given index, leaves the stem of IR networks trainable by a slip (1,920
-        weights) and gives the index 0 two meanings; here the boundary is named in one of the papers' own terms and the stem is frozen too.
-        Running statistics of frozen batch norms go on absorbing private pictures in both published code bases (`frozen_norm = "update"`);
-        "strict" stops that. `boundary = "fisher"` is an addition after the paper's analysis of layers.
+    Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help?, CVPR 2024,
+        arXiv 2405.05588.
+    Differs: the published code freezes up to and including the given index, leaves the stem of IR
+        networks trainable by mistake (1,920 weights) and gives the index 0 two meanings; here the
+        boundary is named in one of the papers' own terms and the stem is frozen too. Running
+        statistics of frozen batch norms still follow private images in both published code bases
+        (`frozen_norm = "update"`); "strict" stops that. `boundary = "fisher"` is an addition after
+        the paper's analysis of layers.
 
     Args:
-        pretrain: "public" trains on the public people first; "start" begins from `target.start`, or from random weights if there is none
-            (published for ResNet-34).
+        pretrain: "public" trains on the public people first; "start" begins from `target.start`,
+            or from random weights if there is none (published for ResNet-34).
         epochs: of the training on public people; as many as the target's by default.
-        boundary: "ratio", "parameters", "layer" or "fisher"; "none" freezes nothing, which is plain fine-tuning.
-        ratio: share of all leaf modules, in order of registration from the input, that is frozen (CALoR's convention; published 0.5 to 0.7).
-        parameters: how many weights stay trainable, |θ_C| (the TL paper's convention, such as 13.9e6); the nearest boundary between two
-            convolutions is taken.
+        boundary: "ratio", "parameters", "layer" or "fisher"; "none" freezes nothing, which is
+            plain fine-tuning.
+        ratio: share of all leaf modules, in order of registration from the input, that is frozen
+            (CALoR's convention; published 0.5 to 0.7).
+        parameters: how many weights stay trainable, |θ_C| (the TL paper's convention, such as
+            13.9e6); the nearest boundary between two convolutions is taken.
         layer: the last frozen layer, by name.
-        information: with "fisher", freeze as many first layers as leave at least this share of the Fisher information about private people
-            in trainable ones. It is measured on 64 training pictures, through a linear probe on the network training begins from.
-        frozen_norm: whether the statistics of frozen batch norms follow the private pictures ("update") or stay ("strict").
+        information: with "fisher", freeze as many first layers as leave at least this share of the
+            Fisher information about private people in trainable ones. It is measured on 64
+            training images, through a linear probe on the network training begins from.
+        frozen_norm: whether the statistics of frozen batch norms follow the private images
+            ("update") or stay ("strict").
     """
 
     pretrain: Literal["public", "start"] = "public"
@@ -61,32 +71,34 @@ class Transfer(Defense):
     information: Annotated[float, Field(gt=0, lt=1)] = 0.9
     frozen_norm: Literal["update", "strict"] = "update"
 
-    off = {"pretrain": "start", "boundary": "none"}  # noqa: RUF012
+    title = "TL"
+    disabled: ClassVar = {"pretrain": "start", "boundary": "none"}
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "layer"):
-            if (self.boundary == name) != (getattr(self, name) is not None):
+        for name, value in (("parameters", self.parameters), ("layer", self.layer)):
+            if (self.boundary == name) != (value is not None):
                 raise ValueError(
-                    f'boundary = "{name}" and {name} go together: give both or neither, got boundary = "{self.boundary}"'
+                    f'boundary = "{name}" and {name} go together: give both or neither, '
+                    f'got boundary = "{self.boundary}"'
                 )
 
+    def brief(self) -> Self:
+        # Without content there is no Fisher information: training all layers bounds the memory.
+        boundary = "none" if self.boundary == "fisher" else self.boundary
+        return replace(self, epochs=1, boundary=boundary)
+
     def replaces(self) -> frozenset[Part]:
-        # Also with "start": another defense that trained on private pictures first would leave them in the layers frozen here.
-        return (
-            frozenset({"starting weights"})
-            if self.pretrain == "public" or self.boundary != "none"
-            else frozenset()
-        )
+        # Also with "start": another defense's first stage on private images would be frozen in.
+        inactive = self.pretrain == "start" and self.boundary == "none"
+        return frozenset() if inactive else frozenset({"starting weights"})
 
     def non_gradient_leakage(self) -> str | None:
-        return "chooses its boundary by private pictures" if self.boundary == "fisher" else None
+        return "chooses its boundary by private images" if self.boundary == "fisher" else None
 
     def stage(self) -> Stage | None:
-        return (
-            Stage("public", {"epochs": self.epochs} if self.epochs else {})
-            if self.pretrain == "public"
-            else None
-        )
+        if self.pretrain == "start":
+            return None
+        return Stage("public", {"epochs": self.epochs} if self.epochs else {})
 
     def prepare(self, target: Target, *, seed: int) -> Target:
         if self.boundary not in ("none", "fisher"):
@@ -95,77 +107,80 @@ class Transfer(Defense):
 
     def begin(self, target: Target, images: Images, *, seed: int) -> None:
         if self.boundary == "fisher":
-            chain = groups(target.module, target.image_shape, head_block(target))
-            self._freeze(
-                target,
-                _flat(
-                    chain[: _boundary(fisher(target, images, chain, seed=seed), self.information)]
-                ),
-            )
+            blocks = groups(target.module, target.image_shape, head_block(target))
+            information = fisher(target, images, blocks, seed=seed)
+            self._freeze(target, _flat(blocks[: _boundary(information, self.information)]))
 
     def modes(self, target: Target) -> None:
         if self.frozen_norm == "strict":
-            for part in target.module.modules():
-                if getattr(part, "frozen_layer", False) and isinstance(
-                    part, nn.modules.batchnorm._BatchNorm
-                ):
-                    part.eval()
+            for layer in frozen_layers(target.module):
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()
 
-    def facts(self, target: Target, size: Size) -> dict[str, Any]:
+    def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
         if self.boundary == "none":
             return {}
-        still = [
-            name for name in leaves(target.module) if _is_frozen(target.module.get_submodule(name))
-        ]
+        names = [n for n in leaves(target.module) if _is_frozen(target.module.get_submodule(n))]
         trainable, total = _counts(target.module)
-        return {"last_frozen_layer": still[-1], "trainable": trainable, "frozen": total - trainable}
+        return {
+            "last_frozen_layer": names[-1],
+            "trainable": trainable,
+            "frozen": total - trainable,
+        }
 
     def _first_layers(self, target: Target) -> list[str]:
-        block = head_block(target)
+        """Return the names of the layers before the boundary."""
+        head = head_block(target)
         if self.boundary == "ratio":
-            every = [
-                *(name for name in leaves(target.module) if not inside(name, block)),
-                block,
-            ]  # a replaced head counts as one
-            return every[: sum(place < self.ratio * len(every) for place in range(len(every)))]
-        chain = groups(target.module, target.image_shape, block)
+            names = [name for name in leaves(target.module) if not inside(name, head)]
+            names.append(head)  # a replaced head counts as one layer
+            return names[: sum(place < self.ratio * len(names) for place in range(len(names)))]
+        blocks = groups(target.module, target.image_shape, head)
         if self.boundary == "parameters":
-            return _flat(chain[: _nearest(target, chain, self.parameters or 0.0)])
+            return _flat(blocks[: _nearest(target, blocks, self.parameters or 0.0)])
         assert self.layer is not None
         check_layers(target.module, target.image_shape, taps=(self.layer,))
-        if inside(block, self.layer) or inside(self.layer, block):
-            return [block]  # which is refused
-        run = _flat(chain)
-        return run[: 1 + max(place for place, name in enumerate(run) if inside(name, self.layer))]
+        if inside(head, self.layer) or inside(self.layer, head):
+            return [head]  # refused by _freeze
+        names = _flat(blocks)
+        last = max(place for place, name in enumerate(names) if inside(name, self.layer))
+        return names[: last + 1]
 
     def _freeze(self, target: Target, names: list[str]) -> None:
-        block = head_block(target)
-        chosen = _weights(target.module, names)
+        head = head_block(target)
+        weights = _weights(target.module, names)
+        values = {
+            "ratio": self.ratio,
+            "parameters": self.parameters,
+            "layer": self.layer,
+            "fisher": self.information,
+        }
         knob = "information" if self.boundary == "fisher" else self.boundary
-        asked = f'boundary = "{self.boundary}" with {knob} = {getattr(self, knob)}'
-        if any(inside(name, block) or inside(block, name) for name in names):
+        setting = f'boundary = "{self.boundary}" with {knob} = {values[self.boundary]}'
+        if any(inside(name, head) or inside(head, name) for name in names):
             raise ConfigError(
-                f"transfer: {asked} freezes everything, also the head {block!r}: move the boundary towards the input"
+                f"transfer: {setting} freezes everything, also the head {head!r}: "
+                "move the boundary towards the input"
             )
-        if not any(weight.requires_grad for weight in chosen):
-            more = (
+        if not any(weight.requires_grad for weight in weights):
+            remedy = (
                 "lower information"
                 if self.boundary == "fisher"
                 else "move the boundary towards the head"
             )
             raise ConfigError(
-                f'transfer: {asked} freezes nothing: {more}, or set boundary = "none"'
+                f'transfer: {setting} freezes nothing: {remedy}, or set boundary = "none"'
             )
-        for weight in chosen:
+        for weight in weights:
             weight.requires_grad_(False)
-        for name in names:
-            target.module.get_submodule(name).frozen_layer = True  # type: ignore[assignment]
+        mark_frozen(target.module.get_submodule(name) for name in names)
 
 
-def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed: int) -> Tensor:
-    """The empirical Fisher information about the private labels in each group's weights: E[(∂ ln p(y|x) / ∂θ)²], summed over the weights.
+def fisher(target: Target, images: Images, blocks: list[tuple[str, ...]], *, seed: int) -> Tensor:
+    """Return the empirical Fisher information about private labels in the weights of each block.
 
-    The labels are read from the features by a ridge regression fitted in closed form, because the network's own head is still untrained.
+    It is E[(∂ ln p(y|x) / ∂θ)²], summed over the weights. Labels are predicted from the features
+    by a ridge regression in closed form, because the network's own head is still untrained.
     """
     device = device_of(target.module)
     order = torch.randperm(len(images), generator=generator_for(seed, "transfer", "fisher"))
@@ -177,31 +192,31 @@ def fisher(target: Target, images: Images, chain: list[tuple[str, ...]], *, seed
 
     with frozen(target.module):
         with torch.no_grad():
-            known = torch.cat([features(index) for index in order[:PROBE_PICTURES].split(100)])
+            known = torch.cat([features(index) for index in order[:PROBE_IMAGES].split(100)])
         centre = known.mean(0)
-        answers = F.one_hot(images.labels[order[:PROBE_PICTURES]], len(target.classes)).to(known)
+        answers = F.one_hot(images.labels[order[:PROBE_IMAGES]], len(target.classes)).to(known)
         probe = ridge_probe(known - centre, answers - answers.mean(0))
-        weights = [_weights(target.module, group) for group in chain]
+        weights = [_weights(target.module, block) for block in blocks]
         for weight in _flat(weights):
             weight.requires_grad_()
-        total = torch.zeros(len(chain))
-        for row in order[:FISHER_PICTURES]:
+        total = torch.zeros(len(blocks))
+        for row in order[:FISHER_IMAGES]:
             score = ((features(row[None]) - centre) @ probe).log_softmax(1)[0, images.labels[row]]
             slopes = iter(torch.autograd.grad(score, _flat(weights), allow_unused=True))
-            total += torch.stack(
-                [
-                    sum(
-                        (g.square().sum().cpu() for _ in group if (g := next(slopes)) is not None),
-                        torch.zeros(()),
-                    )
-                    for group in weights
-                ]
-            )
-    return total / min(FISHER_PICTURES, len(images))
+            total += torch.stack([_squares(next(slopes) for _ in block) for block in weights])
+    return total / min(FISHER_IMAGES, len(images))
+
+
+def _squares(gradients: Iterable[Tensor | None]) -> Tensor:
+    """Return the sum of squares of a block's gradients; unused weights have none."""
+    return sum((g.square().sum().cpu() for g in gradients if g is not None), torch.zeros(()))
 
 
 def ridge_probe(features: Tensor, answers: Tensor) -> Tensor:
-    """The linear map from centred features (n, d) to centred answers of least squared error, with a ridge of a thousandth of the mean variance."""
+    """Return the linear map from centred features (n, d) to centred answers by ridge regression.
+
+    The ridge is a thousandth of the mean variance.
+    """
     count, width = features.shape
     ridge = 1e-3 * features.square().sum() / count / width
     if width <= count:
@@ -216,24 +231,22 @@ def ridge_probe(features: Tensor, answers: Tensor) -> Tensor:
 
 
 def _boundary(information: Tensor, share: float) -> int:
-    """How many first groups can be frozen while the rest holds at least this share of the whole."""
+    """Return how many first blocks can be frozen with at least this share left in the others."""
     left = information.sum() - torch.cat([torch.zeros(1), information.cumsum(0)])
     return int((left >= share * information.sum()).nonzero().max())
 
 
-def _nearest(target: Target, chain: list[tuple[str, ...]], wanted: float) -> int:
-    """After how many groups the number of trainable weights is nearest to the wanted one."""
-    fixed = accumulate(
-        (
-            sum(w.numel() for w in _weights(target.module, group) if w.requires_grad)
-            for group in chain
-        ),
-        initial=0,
+def _nearest(target: Target, blocks: list[tuple[str, ...]], wanted: float) -> int:
+    """Return after how many blocks the number of trainable weights is nearest to `wanted`."""
+    sizes = (
+        sum(w.numel() for w in _weights(target.module, block) if w.requires_grad)
+        for block in blocks
     )
-    left = [_counts(target.module)[0] - gone for gone in fixed]
+    left = [_counts(target.module)[0] - frozen for frozen in accumulate(sizes, initial=0)]
     if wanted < left[-1]:
         raise ConfigError(
-            f"transfer: parameters = {wanted:,.0f} freezes everything: {left[-1]:,} weights are behind the last layer that can be frozen; give as many or more"
+            f"transfer: parameters = {wanted:,.0f} freezes everything: {left[-1]:,} weights come "
+            "after the last layer that can be frozen; give as many or more"
         )
     return min(range(len(left)), key=lambda place: abs(left[place] - wanted))
 
@@ -244,7 +257,7 @@ def _weights(module: nn.Module, names: Sequence[str]) -> list[nn.Parameter]:
 
 
 def _counts(module: nn.Module) -> tuple[int, int]:
-    """Trainable weights and all weights."""
+    """Count trainable weights and all weights."""
     sizes = [(weight.requires_grad, weight.numel()) for weight in module.parameters()]
     return sum(size for learns, size in sizes if learns), sum(size for _, size in sizes)
 
@@ -254,5 +267,5 @@ def _is_frozen(part: nn.Module) -> bool:
     return bool(own) and not any(weight.requires_grad for weight in own)
 
 
-def _flat(lists: Any) -> list[Any]:
-    return [item for one in lists for item in one]
+def _flat(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists))

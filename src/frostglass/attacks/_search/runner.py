@@ -1,0 +1,352 @@
+"""The base of all attacks on models: a recipe of start, search and read-out, run shard by shard."""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from frostglass.attacks._search.fields import AtLeastOne
+from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
+from frostglass.attacks._search.search import SearchResult
+from frostglass.attacks._search.select import best
+from frostglass.attacks.base import Attack, Surface, View
+from frostglass.core.assets import Asset, Assets
+from frostglass.core.errors import ConfigError
+from frostglass.core.method import AuditSize, Budget
+from frostglass.core.objective import margin
+from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
+from frostglass.core.types import Reconstructions
+from frostglass.core.views import ModelView
+from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
+from frostglass.runtime.device import device_of
+from frostglass.runtime.folding import folded
+from frostglass.runtime.freezing import channels_last
+from frostglass.store.files import Work
+
+
+def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
+    """Read one latent from each row: the row itself."""
+    return state[:, None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The parts of one attack, bound to a view and a prior.
+
+    `start(labels)` returns the initial rows (I, R, ...) of all attacked people at once.
+    `search(state, labels, draws)` improves rows (N, ...) independently of each other; `draws` (N,)
+    numbers the rows of a person. `read(state, labels, draws)` returns latents (N, D, ...) of each
+    row. `show(latents, labels)` returns images in [0, 1] of latents (N, ...), by default the
+    prior's. Only the first `latent_size` numbers of a latent are returned, by default all.
+    """
+
+    start: Callable[[Tensor], Tensor]
+    search: Callable[[Tensor, Tensor, Tensor], SearchResult]
+    read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
+    show: Callable[[Tensor, Tensor], Tensor] | None = None
+    latent_size: int | None = None
+
+
+@parameters
+class ModelAttack(Attack):
+    """Base of the attacks on models: `recipe` binds the parameters to a view and a prior.
+
+    Args:
+        candidates: searches per person.
+        keep: images returned per person, best target margin first.
+        batch: images shown to the target together, rounded up to a multiple of 16.
+        samples: passes through the target averaged per query; above 1, the attack averages out
+            the noise of defenses such as MID.
+    """
+
+    candidates: AtLeastOne = 5
+    keep: AtLeastOne = 5
+    batch: AtLeastOne = 64
+    samples: AtLeastOne = 1
+
+    surface: ClassVar[Surface] = "model"
+
+    def __post_init__(self) -> None:
+        if self.keep > (most := self.candidates * self.reads):
+            drawn = "candidates" if self.reads == 1 else f"candidates · {self.reads_name}"
+            raise ValueError(f"keep ({self.keep}) must not exceed {drawn} ({most})")
+
+    reads_name: ClassVar[str] = "draws"  # the parameter behind `reads`
+
+    @property
+    def reads(self) -> int:
+        """Number of images read from each searched row."""
+        return 1
+
+    @property
+    def rows(self) -> int:
+        """Number of rows searched together: `batch`, unless a row shows several images at once."""
+        return self.batch
+
+    @property
+    def batch_multiple(self) -> int:
+        """Searched rows are padded to a multiple of this, because kernels round odd sizes apart."""
+        return BATCH_MULTIPLE
+
+    @property
+    def start_draws(self) -> int:
+        """Random draws from which the starts of all people are chosen."""
+        return 0
+
+    @property
+    def start_images(self) -> int:
+        """Images shown to the target to choose starts, for all people together."""
+        return self.start_draws * self.samples
+
+    @property
+    @abstractmethod
+    def search_effort(self) -> tuple[str, int]:
+        """What one search does, in words, and how many images it shows to the target at most."""
+
+    @abstractmethod
+    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+        """Bind the attack to a view and a prior."""
+
+    @property
+    def kept(self) -> int:
+        return self.keep
+
+    @property
+    def needs(self) -> frozenset[Asset]:
+        return frozenset({"prior"})
+
+    def budget(self, size: AuditSize) -> Budget:
+        words, images = self.search_effort
+        pool = f", pool of {self.start_draws:,}" if self.start_draws else ""
+        plural = "" if self.candidates == 1 else "s"
+        return Budget(
+            f"{size.people:,} people × {self.candidates:,} candidate{plural} × {words}{pool}",
+            evaluations=size.people * self.candidates * images + self.start_images,
+        )
+
+    def brief(self) -> Self:
+        candidates = min(self.candidates, 2 * self.rows)
+        keep = min(self.keep, candidates * self.reads)
+        return replace(self, candidates=candidates, keep=keep, **self.brief_counts(candidates))
+
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        """Return minimal iteration counts for `brief`, which searches `candidates` per person."""
+        return {}
+
+    def problems(self, view: View, assets: Assets) -> list[str]:
+        if missing := super().problems(view, assets):
+            return missing
+        assert isinstance(view, ModelView)  # as `invert` checks
+        prior = assets.require_prior()
+        return [*self.prior_problems(prior), *_misfits(view, prior)]
+
+    def prior_problems(self, prior: Prior) -> list[str]:
+        """List what keeps this attack from using a prior, whatever the target is."""
+        if not (self.start_draws and prior.condition):
+            return []
+        return [
+            f"{self.name} scores random draws for all people at once, but this prior needs a "
+            f"{prior.condition} for each image: use another prior, or set attack.pool to 0 if "
+            "the attack allows it"
+        ]
+
+    def run(
+        self, view: View, assets: Assets, people: Tensor, *, seed: int, work: Work
+    ) -> Reconstructions:
+        """Search for all people; each finished group is saved in `work`, so a restart resumes."""
+        assert isinstance(view, ModelView)  # as `invert` checks
+        prior = assets.require_prior()
+        devices = device_of(view.module), device_of(prior.generator)
+        if devices[0] != devices[1]:
+            raise ConfigError(
+                f"target and prior must be on one device, got {devices[0]} and {devices[1]}: "
+                "move one with .to()"
+            )
+        with (
+            channels_last(*any_layout(view, prior)),
+            folded(*unchanged_when_folded(view, prior)),
+        ):
+            return _run(self, view.averaged(self.samples), prior, people, seed=seed, work=work)
+
+
+@parameters
+class QueryAttack(ModelAttack):
+    """Base of the attacks without gradients: one long search per person, large batches."""
+
+    candidates: AtLeastOne = 1
+    keep: AtLeastOne = 1
+    batch: AtLeastOne = 256
+
+
+def _misfits(view: ModelView, prior: Prior) -> list[str]:
+    """List the ways in which a prior does not fit a target; grey and colour images convert."""
+    problems = []
+    if prior.image_shape[1:] != tuple(view.image_shape[1:]) and not prior.info.get("resize"):
+        made, taken = ("×".join(map(str, shape)) for shape in (prior.image_shape, view.image_shape))
+        problems.append(
+            f"the prior generates images of {made}, the target takes {taken}: train a prior on "
+            "such images, or set prior.resize to true"
+        )
+    if prior.hints is not None and len(prior.hints) < view.classes:
+        problems.append(
+            f"expected a hint for each of {view.classes} classes, got {len(prior.hints)}: "
+            "give the prior one for each"
+        )
+    if prior.classes and prior.classes != view.classes:
+        problems.append(
+            f"the prior was fitted to a target of {prior.classes} classes, got one of "
+            f"{view.classes}: train the prior for this target"
+        )
+    elif prior.tied_to is not None and prior.tied_to != view.target_key:
+        problems.append("the prior was fitted to another target: train it for this one")
+    return problems
+
+
+def _run(
+    attack: ModelAttack, view: ModelView, prior: Prior, people: Tensor, *, seed: int, work: Work
+) -> Reconstructions:
+    began, before = time.perf_counter(), view.queries
+    recipe = attack.recipe(view, prior, seed=seed)
+    # All starts at once: their queries are then counted once, however often a run is resumed.
+    starts = recipe.start(people)
+    queries, seconds = view.queries - before, time.perf_counter() - began
+    shards, done = [], 0
+    size = _people_per_shard(attack, starts.shape[1])
+    groups = list(zip(people.split(size), starts.split(size), strict=True))
+    for number, (labels, start) in enumerate(groups):
+        name = f"shard-{number:05d}"
+        if not (saved := work.load(name)):
+            began, before = time.perf_counter(), view.queries
+            tensors = _shard(attack, recipe, view, prior, labels, start)
+            spent: dict[str, Any] = {
+                "queries": view.queries - before,
+                "seconds": time.perf_counter() - began,
+            }
+            saved = tensors, spent
+            work.save(name, *saved)
+        tensors, values = saved
+        shards.append(tensors)
+        queries += values["queries"]
+        seconds += values["seconds"]
+        done += len(labels)
+        work.progress(number + 1, len(groups), f"{done} people")
+    joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
+    return Reconstructions(**joined, queries=queries, seconds=seconds)
+
+
+def _people_per_shard(attack: ModelAttack, rows: int) -> int:
+    """Return the people per shard: enough for a batch, or up to twice that if padding is less."""
+    least = max(1, attack.rows // rows)
+    return min(
+        range(least, 2 * least),
+        key=lambda count: len(padded_rows(count * rows, attack.batch_multiple)) / count,
+    )
+
+
+def _shard(
+    attack: ModelAttack,
+    recipe: Recipe,
+    view: ModelView,
+    prior: Prior,
+    labels: Tensor,
+    start: Tensor,
+) -> dict[str, Tensor]:
+    """Search the rows of some people (I, R, ...) and keep the best images of each."""
+    people, rows = start.shape[:2]
+    each = labels.repeat_interleave(rows).to(start.device)
+    draws = torch.arange(rows, device=start.device).repeat(people)
+    most = len(padded_rows(attack.rows, attack.batch_multiple))
+    searches = math.ceil(len(each) / most)  # of about one size
+    together = len(padded_rows(math.ceil(len(each) / searches), attack.batch_multiple))
+    parts = []
+    for state, y, draw in zip(
+        start.flatten(0, 1).split(together),
+        each.split(together),
+        draws.split(together),
+        strict=True,
+    ):
+        result = recipe.search(state, y, draw)
+        latents = recipe.read(result.state, y, draw)
+        images, score, confidence = _read_out(
+            view, recipe.show or prior.images, latents, y, len(padded_rows(attack.batch))
+        )
+        score = score if result.score is None else result.score[:, None].expand_as(score)
+        finished = result.finished[:, None] & score.isfinite() & confidence.isfinite()
+        score = torch.where(finished, score, -torch.inf)  # unfinished searches rank last
+        steps = result.steps[:, None].expand_as(score)
+        latents = latents[..., : recipe.latent_size]
+        parts.append((score, latents, images, confidence, steps, finished))
+    columns = [
+        torch.cat(column).unflatten(0, (people, rows)).flatten(1, 2)
+        for column in zip(*parts, strict=True)
+    ]
+    numbers = torch.arange(columns[0].shape[1], device=start.device).expand(people, -1)
+    latents, images, confidence, steps, finished, numbers = best(
+        columns[0], attack.keep, *columns[1:], numbers
+    )
+    kept = {
+        "images": images,
+        "latents": latents,
+        "confidence": confidence,
+        "draws": numbers,
+        "steps": steps,
+        "broken": ~finished,
+        "partial": ~finished.any(1),
+    }
+    return {"labels": labels, **{name: column.cpu() for name, column in kept.items()}}
+
+
+def _read_out(
+    view: ModelView,
+    show: Callable[[Tensor, Tensor], Tensor],
+    latents: Tensor,
+    labels: Tensor,
+    batch: int,
+) -> tuple[Tensor, ...]:
+    """Return images of latents (N, D, ...), their scores and the target's confidence, (N, D)."""
+
+    def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            images = show(z, y)
+            return images, *_score(view, images, y)
+
+    each = labels.repeat_interleave(latents.shape[1])
+    parts = [
+        run_padded(view, look, z, y)
+        for z, y in zip(latents.flatten(0, 1).split(batch), each.split(batch), strict=True)
+    ]
+    return tuple(
+        torch.cat(column).unflatten(0, latents.shape[:2]) for column in zip(*parts, strict=True)
+    )
+
+
+def _score(view: ModelView, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the finest score the view grants and the probability of each label, (N,).
+
+    Where only labels are granted, both are 1 or 0.
+    """
+    if "gradients" in view.access:
+        logits = view.logits(images)
+        return -margin(logits, labels), logits.softmax(1).gather(1, labels[:, None])[:, 0]
+    if "scores" in view.access:
+        scores = view.scores(images).gather(1, labels[:, None])[:, 0]
+        return scores, scores
+    hits = (view.labels(images) == labels).float()
+    return hits, hits
+
+
+def run_padded(
+    view: ModelView, work: Callable[..., tuple[Tensor, ...]], *columns: Tensor
+) -> tuple[Tensor, ...]:
+    """Run `work` on rows padded to BATCH_MULTIPLE; padding is not counted as queries."""
+    rows = padded_rows(real := len(columns[0])).to(columns[0].device)
+    before = view.queries
+    results = work(*(column[rows] for column in columns))
+    view.queries = before + (view.queries - before) * real // len(rows)
+    return tuple(result[:real] for result in results)

@@ -1,0 +1,104 @@
+"""Shared by attacks that follow gradients through the encoder: parameters, objective and search."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from frostglass.attacks._search.row_rng import RowRng
+from frostglass.attacks._search.search import OptimizerName, OptimizerSettings, descend
+from frostglass.attacks.features.base import FeatureAttack, QueryLedger
+from frostglass.core.parameters import parameters
+from frostglass.core.views import Ability, FeatureView
+from frostglass.runtime.batching import padded_rows
+
+
+@parameters
+class SearchAttack(FeatureAttack):
+    """Base of attacks that minimise scale · gap(F, Enc(x̂)); rows never influence each other.
+
+    Args:
+        gap: "mean_square", ‖F - Enc(x̂)‖² / d for features of d numbers, or "norm", ‖F - Enc(x̂)‖,
+            whose gradient does not vanish near the optimum.
+        scale: the weight of the gap.
+        optimizer: "nesterov", "momentum" or "adam". momentum: of the first two. betas: of Adam.
+        lr: step size. steps: iterations.
+        batch: rows searched together, rounded up to a multiple of 16; does not change the result.
+    """
+
+    gap: Literal["mean_square", "norm"] = "mean_square"
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    optimizer: OptimizerName = "adam"
+    momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.02
+    steps: Annotated[int, Field(ge=0)] = 600
+    batch: Annotated[int, Field(ge=1)] = 64
+
+    encoder_access: ClassVar[Ability] = "encoder"
+
+    def brief(self) -> Self:
+        return replace(self, steps=min(2, self.steps))
+
+    def gaps(self, features: Tensor, wanted: Tensor) -> Tensor:
+        """Return the distance of each feature from the wanted one, (N,), not yet scaled."""
+        difference = (features - wanted).flatten(1)
+        if self.gap == "mean_square":
+            return difference.square().mean(1)
+        return difference.norm(dim=1)
+
+    def evaluations(self, rows: int) -> int:
+        """Count the images encoded by one search of this many rows, padding included."""
+        return self.steps * len(padded_rows(rows))
+
+    def search(
+        self,
+        name: str,
+        view: FeatureView,
+        features: Tensor,
+        start: Tensor,
+        generate: Callable[[Tensor], Tensor],
+        ledger: QueryLedger,
+        *,
+        penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+        project: Callable[[Tensor, Tensor], Tensor] = lambda state, start: state,
+    ) -> tuple[Tensor, Tensor]:
+        """Search from `start` (R, ...); return the end of each row and whether it finished, (R,).
+
+        `generate` turns rows into images, `penalty(images, wanted)` adds a loss to each row. Each
+        finished batch is kept in `ledger`.
+        """
+        settings = OptimizerSettings(
+            self.steps, self.lr, self.optimizer, self.momentum, project=project, betas=self.betas
+        )
+        states, finished = [], []
+        batches = torch.arange(len(start), device=start.device).split(len(padded_rows(self.batch)))
+        for number, rows in enumerate(batches):
+            wanted, part = features[rows], f"{name}-{number:05d}"
+
+            def objective(
+                state: Tensor, places: Tensor, rng: RowRng, wanted: Tensor = wanted
+            ) -> tuple[Tensor, Tensor]:
+                images, aims = generate(state), wanted[places]
+                loss = self.scale * self.gaps(view.features(images), aims)
+                if penalty:
+                    loss = loss + penalty(images, aims)
+                return loss, torch.zeros_like(loss)
+
+            if not (checkpoint := ledger.load(part)):
+                places = torch.arange(len(rows), device=start.device)
+                rng = RowRng.of(0, name, places, places)
+                with ledger.part(part):
+                    result = descend(view, start[rows], places, rng, objective, settings)
+                checkpoint = ({"state": result.state, "finished": result.finished}, {})
+                ledger.save(part, *checkpoint)
+            states.append(checkpoint[0]["state"].to(start.device))
+            finished.append(checkpoint[0]["finished"].to(start.device))
+            ledger.progress(number + 1, len(batches), name)
+        return torch.cat(states), torch.cat(finished)

@@ -1,0 +1,108 @@
+"""Folders of clients and servers: facts.json and safetensors, never code."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frostglass.core.errors import CheckpointError
+from frostglass.core.types import Halves
+from frostglass.models.build import source
+from frostglass.models.cut import cut
+from frostglass.runtime.device import device_of
+from frostglass.store.files import read_json, read_tensors, write_json, write_tensors
+from frostglass.training.build import rebuild_network
+
+CHUNK = 128  # images or features passed through a network at once
+FACTS, WEIGHTS = "facts.json", "weights.safetensors"
+
+
+def new_folder(folder: Path | str) -> Path:
+    """Create a folder; refuse one that holds anything."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} exists already. Give another folder, or remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def save_half(folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> Path:
+    """Write weights and facts, the facts last: a folder without them is incomplete."""
+    write_tensors(folder / WEIGHTS, network.state_dict())
+    write_json(folder / FACTS, facts)
+    return folder
+
+
+def read_facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """Read facts.json of a client or server, and check that the needed entries are there."""
+    if not (folder / FACTS).is_file():
+        raise CheckpointError(
+            f"no {kind} in {folder}: expected a folder written by frostglass protect, with {FACTS}"
+        )
+    facts = read_json(folder / FACTS)
+    if not isinstance(facts, dict) or facts.get("kind") != kind:
+        actual = facts.get("kind") if isinstance(facts, dict) else type(facts).__name__
+        raise CheckpointError(f"expected a {kind} in {folder}, got a {actual}. Give its folder.")
+    if missing := [name for name in needed if name not in facts]:
+        raise CheckpointError(
+            f"{folder / FACTS} lacks {missing[0]}: it was changed. Save the {kind} again."
+        )
+    return facts
+
+
+def refuse_code(name: str, folder: Path) -> None:
+    """Refuse a name that stands for code to import: a folder must hold weights alone."""
+    if ":" in name:
+        where = source(name) or "its file"
+        raise CheckpointError(
+            f"{folder} names code to run ({name}, {where}), but files must hold weights alone. "
+            "Build the module and pass it to load(), or install the method as a plugin."
+        )
+
+
+def rebuild_halves(facts: Mapping[str, Any], folder: Path, module: nn.Module | None) -> Halves:
+    """Cut `module`, or the network that the recipe describes; without weights."""
+    recipe, shape = facts["recipe"], tuple(facts["image_shape"])
+    if module is not None:
+        return cut(module, facts["cut"], shape)
+    if recipe is None:
+        raise CheckpointError(
+            f"{folder} was saved from a module of your own. Build the module and pass it to load()."
+        )
+    model = recipe["training"]["model"]
+    if model.partition(":")[0] not in ("timm", "torchvision"):
+        refuse_code(model, folder)
+    for defense in recipe["defenses"]:
+        refuse_code(defense["name"], folder)
+    network = rebuild_network({**recipe, "image_shape": tuple(recipe["image_shape"])})
+    return cut(network, facts["cut"], shape)
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Load the weights of a half, all of them and no others."""
+    path = folder / WEIGHTS
+    tensors, _ = read_tensors(path)
+    expected, actual = _shapes(module.state_dict()), _shapes(tensors)
+    if expected != actual:
+        names = expected.keys() | actual.keys()
+        differing = sorted(name for name in names if expected.get(name) != actual.get(name))
+        raise CheckpointError(
+            f"{path} does not fit the network: {len(differing)} tensors differ, such as "
+            f"{differing[0]}. Build the network as it was saved."
+        )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(f"{path} holds NaN or infinity in {name}. Save it again.")
+    module.load_state_dict(tensors)
+    module.eval()
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def match_weights(tensor: Tensor, network: nn.Module) -> Tensor:
+    """Move a tensor to the device and the precision of a network's weights."""
+    return tensor.to(next(network.parameters(), torch.zeros(0, device=device_of(network))))
