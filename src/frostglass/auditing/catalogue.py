@@ -1,0 +1,156 @@
+"""What exists, and what each thing is: read from the registries and docstrings."""
+
+import dataclasses
+import inspect
+import re
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from frostglass.attacks.base import attacks
+from frostglass.auditing.experiment import Fractions, Judging
+from frostglass.core.errors import ConfigError
+from frostglass.core.method import Method
+from frostglass.core.registry import Registry, import_path, nearest
+from frostglass.data.base import datasets
+from frostglass.defenses.base import defenses
+from frostglass.metrics.base import metrics
+from frostglass.models.base import models
+from frostglass.networks.amortizer import Amortizer
+from frostglass.priors.base import priors
+from frostglass.training.settings import Training
+
+KINDS: dict[str, Registry] = {
+    "datasets": datasets,
+    "models": models,
+    "defenses": defenses,
+    "priors": priors,
+    "attacks": attacks,
+    "metrics": metrics,
+}
+SECTIONS: dict[str, Any] = {
+    "target": Training,
+    "split": Fractions,
+    "judging": Judging,
+    "amortizer": Amortizer,
+}
+SET_BY_DATA = ("classes", "image_shape")
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Return name, surface and one-line summary of every method of a kind."""
+    if kind not in KINDS:
+        raise ConfigError(f"no kind named {kind!r}: {nearest(kind, KINDS)}")
+    registry = KINDS[kind]
+    rows = [
+        {"name": name, "kind": kind, "summary": _summary(registry.get(name))}
+        for name in registry.names()
+    ]
+    if registry is attacks:
+        rows = [row | {"surface": attacks.get(row["name"]).surface} for row in rows]
+    return rows
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return one method in full: summary, text, parameters with defaults and meaning."""
+    if name in SECTIONS:
+        return _page(name, "config section", SECTIONS[name])
+    for kind, registry in KINDS.items():
+        if name in registry.names():
+            return _page(name, kind.removesuffix("s"), registry.get(name))
+    if ":" in name:
+        return _page(name, *_imported(name))
+    known = [*SECTIONS, *(n for registry in KINDS.values() for n in registry.names())]
+    raise ConfigError(f"nothing is named {name!r}: {nearest(name.lower(), known)}")
+
+
+def _imported(path: str) -> tuple[str, Any]:
+    """Return kind and class of a method given as package.module:Class."""
+    method = import_path(path)
+    for registry in KINDS.values():
+        contract = registry.contract
+        if contract and inspect.isclass(method) and issubclass(method, contract):
+            registry.check(method)
+            return registry.kind, method
+    raise ConfigError(
+        f"{path!r} is no method: expected a class that inherits from frostglass.Attack, Defense, "
+        "PriorMethod, Metric or Dataset"
+    )
+
+
+def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
+    body, _ = _docstring(method)
+    is_method = inspect.isclass(method) and issubclass(method, Method)
+    variants = method.variants if is_method else {}
+    arguments = (_docstring(part)[1] for part in _with_bases(method))
+    return {
+        "name": name,
+        "kind": kind,
+        "title": (method.title if is_method else "") or name,
+        "summary": _summary(method),
+        "text": body.strip(),
+        "parameters": _parameters(method),
+        "arguments": "\n".join(filter(None, arguments)),
+        "variants": [
+            {"name": variant, "why": why, "sets": dict(sets)}
+            for variant, (why, sets) in variants.items()
+        ],
+        "file": method.__module__,
+    }
+
+
+def _docstring(method: Any) -> tuple[str, str]:
+    """Split a docstring into its text and its arguments."""
+    body, _, arguments = inspect.cleandoc(method.__doc__ or "").partition("\nArgs:\n")
+    return body, inspect.cleandoc(arguments)
+
+
+def _with_bases(method: Any) -> list[Any]:
+    """Return a class and the bases whose parameters it inherits; a function alone."""
+    if not inspect.isclass(method):
+        return [method]
+    return [part for part in method.__mro__ if dataclasses.is_dataclass(part)]
+
+
+def _summary(method: Any) -> str:
+    """Return the first sentence of the docstring, in one line."""
+    first = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", first, maxsplit=1)[0]
+
+
+def _parameters(method: Any) -> list[dict[str, Any]]:
+    if dataclasses.is_dataclass(method):
+        return [
+            _parameter(
+                name,
+                field.annotation,
+                field.get_default(call_default_factory=True),
+                field.is_required(),
+            )
+            for name, field in method.__pydantic_fields__.items()  # type: ignore[union-attr]
+        ]
+    return [
+        _parameter(name, one.annotation, one.default, one.default is inspect.Parameter.empty)
+        for name, one in inspect.signature(method).parameters.items()
+        if name not in SET_BY_DATA
+    ]
+
+
+def _parameter(name: str, annotation: Any, default: Any, required: bool) -> dict[str, Any]:
+    default = None if required else default
+    return {"name": name, "type": _type(annotation), "default": default, "required": required}
+
+
+def _type(annotation: Any) -> str:
+    """Return a readable type: Annotated[int, Field(ge=1)] is int."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is Literal:
+        return " | ".join(map(repr, parts))
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type, parts))
+    if origin:
+        return f"{origin.__name__}[{', '.join(map(_type, parts))}]"
+    if annotation is NoneType or annotation is Ellipsis:
+        return "none" if annotation is NoneType else "..."
+    return annotation.__name__ if inspect.isclass(annotation) else str(annotation)

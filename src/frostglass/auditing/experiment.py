@@ -1,0 +1,314 @@
+"""An experiment: one audit as a frozen set of plain values, on either surface."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from frostglass.attacks.base import Attack, Surface, attacks
+from frostglass.auditing.expand import expand
+from frostglass.auditing.reader import Reader
+from frostglass.core.assets import Asset
+from frostglass.core.errors import ConfigError
+from frostglass.core.method import AuditSize
+from frostglass.core.parameters import parameters
+from frostglass.core.registry import nearest
+from frostglass.data.base import Dataset, datasets
+from frostglass.defenses.base import Defense, defenses
+from frostglass.defenses.compose import conflicts
+from frostglass.metrics.base import Metric, metrics
+from frostglass.networks.amortizer import Amortizer
+from frostglass.priors.base import PriorMethod, priors
+from frostglass.training.settings import Training
+
+EVALUATORS = [{"model": "resnet"}, {"model": "convmixer"}]
+DEFAULTS: dict[Surface, dict[str, Any]] = {
+    "model": {
+        "attack": {"name": "gmi"},
+        "metrics": [{"name": "accuracy"}, {"name": "distance"}, {"name": "manifold"}],
+        "required": "accuracy",
+    },
+    "features": {
+        "attack": {"name": "decoder"},
+        "metrics": [
+            {"name": "recognition"},
+            {"name": "face"},
+            {"name": "likeness"},
+            {"name": "manifold"},
+        ],
+        "required": "face",
+    },
+}
+
+
+@parameters
+class Fractions:
+    """Shares of each private person's images that are held out.
+
+    Args:
+        test: held out for scoring. validation: held out for selecting epochs.
+    """
+
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    def __post_init__(self) -> None:
+        if self.test + self.validation >= 1:
+            raise ValueError(
+                f"test ({self.test}) and validation ({self.validation}) must sum to less than 1: "
+                "nothing is left to train on"
+            )
+
+
+@parameters
+class Judging:
+    """Who is attacked, and what makes the audit believable.
+
+    Args:
+        identities: how many private people to attack, from the first on; all by default.
+        images: held-out images of each person whose features leave the device; used by audits of
+            features only.
+        margin: the positive control counts as broken when attack minus prior-only baseline (top-1
+            accuracy; similarity on features) is above this with 95 % confidence.
+        positive_control: attack an undefended model too; the audit is vacuous if that fails.
+    """
+
+    identities: Annotated[int, Field(ge=2)] | None = None
+    images: Annotated[int, Field(ge=1)] = 2
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    positive_control: bool = True
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One audit: data, target with defenses, evaluators, prior, attack, metrics.
+
+    The surface follows from `target.cut`: without a cut the model is exposed, with one the
+    features behind it. `embedder` (who is it?) and `perceptual` (whose layers compare images) are
+    trained on public people, where something needs them. `prior` serves protection and attacker;
+    `attacker_prior`, if given, is what the attacker has instead. `case` names the attack in a grid.
+    """
+
+    name: str
+    case: str
+    seed: int
+    data: Dataset
+    split: Fractions
+    target: Training
+    defenses: tuple[Defense, ...]
+    evaluators: tuple[Training, ...]
+    embedder: Training
+    perceptual: Training
+    prior: PriorMethod | None
+    attacker_prior: PriorMethod | None
+    amortizer: Amortizer
+    attack: Attack
+    metrics: tuple[Metric, ...]
+    judging: Judging
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "Experiment":
+        """Build an experiment from nested plain values or objects; raise all problems at once."""
+        reader = Reader(values)
+        target = reader.section("target", Training)
+        surface: Surface = "features" if target is not None and target.cut else "model"
+        default = DEFAULTS[surface]
+        prior = {"prior": {"name": "wgan"}} if surface == "model" else {}
+
+        def optional_prior(key: str) -> PriorMethod | None:
+            return reader.method(key, priors, prior.get(key)) if key in {*values, *prior} else None
+
+        experiment = cls(
+            name=reader.value("name", str, "audit" if surface == "model" else "features"),
+            case=reader.value("case", str, ""),
+            seed=reader.value("seed", int, 0),
+            data=reader.method("data", datasets, {"name": "faces"}),
+            split=reader.section("split", Fractions),
+            target=target,
+            defenses=reader.methods("defenses", defenses, []),
+            evaluators=reader.sections("evaluators", Training, EVALUATORS),
+            embedder=reader.section("embedder", Training),
+            perceptual=reader.section("perceptual", Training),
+            prior=optional_prior("prior"),
+            attacker_prior=optional_prior("attacker_prior"),
+            amortizer=reader.section("amortizer", Amortizer),
+            attack=reader.method("attack", attacks, default["attack"]),
+            metrics=reader.methods("metrics", metrics, default["metrics"]),
+            judging=reader.section("judging", Judging),
+        )
+        problems = [*reader.problems, *_unknown(values, cls), *_problems(experiment, surface)]
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
+        return experiment
+
+    @property
+    def surface(self) -> Surface:
+        return "features" if self.target.cut else "model"
+
+    @property
+    def training_defenses(self) -> tuple[Defense, ...]:
+        """The defenses that act while the network is trained."""
+        return tuple(defense for defense in self.defenses if not defense.releases)
+
+    @property
+    def protection(self) -> Defense | None:
+        """The defense that acts on the features that leave the device, if there is one."""
+        return next((defense for defense in self.defenses if defense.releases), None)
+
+    def needs(self, asset: Asset) -> bool:
+        """Whether the attack, a defense or a metric needs an asset."""
+        users: Sequence[Attack | Defense | Metric] = (self.attack, *self.defenses, *self.metrics)
+        return any(asset in user.needs for user in users)
+
+    def size(self, classes: int, public: int) -> AuditSize:
+        """Return the size of this audit for a dataset of so many people and public images."""
+        people = min(self.judging.identities or classes, classes)
+        images = self.judging.images if self.surface == "features" else 1
+        return AuditSize(people, images, public, classes)
+
+
+def experiments(values: Mapping[str, Any]) -> list[tuple[str, Experiment]]:
+    """Return all experiments of a config by label; raise the problems of all of them at once."""
+    chosen, parsed = expand(values), []
+    places: dict[str, list[str]] = {}
+    for label, config in chosen:
+        try:
+            parsed.append((label, Experiment.parse(config)))
+        except ConfigError as error:
+            for problem in error.problems:
+                places.setdefault(problem, []).append(label)
+    problems = [
+        problem + ("" if len(labels) == len(chosen) else _among(labels))
+        for problem, labels in places.items()
+    ]
+    problems += _differences([experiment for _, experiment in parsed])
+    if problems:
+        raise ConfigError(problems)
+    return parsed
+
+
+def _among(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    return f" (in the grid's {labels[0]!r}{more})"
+
+
+def _differences(chosen: Sequence[Experiment]) -> list[str]:
+    """Check what the experiments of one run must share, so that one table can hold them."""
+    shared = ["surface", "metrics", "evaluators"]
+    if any(experiment.surface == "features" for experiment in chosen):
+        shared += ["data", "split", "embedder", "judging", "seed"]
+    return [
+        f"grid: {name} must be the same in all experiments of one run: use several configs"
+        for name in shared
+        if len({repr(getattr(experiment, name)) for experiment in chosen}) > 1
+    ]
+
+
+def _unknown(values: Mapping[str, Any], cls: type[Experiment]) -> list[str]:
+    known = {field.name for field in fields(cls)}
+    problems = [
+        f"{key}: no such section; {nearest(key, known | {'grid'})}"
+        for key in values
+        if key not in known | {"grid"}
+    ]
+    if "grid" in values:
+        problems.append("grid: one experiment has none: read the config with `experiments`")
+    return problems
+
+
+def _problems(exp: Experiment, surface: Surface) -> list[str]:
+    """List what only the parts together can tell; a part that could not be read is None."""
+    chosen = [defense for defense in exp.defenses if defense is not None]
+    problems = [f"defenses: {problem}" for problem in conflicts(chosen)]
+    if exp.target is not None and exp.target.weights:
+        problems += [
+            f"defenses: {defense.name} acts on training, and target.weights are loaded without "
+            "training: remove one of the two"
+            for defense in chosen
+            if "head" not in defense.replaces() and not defense.releases
+        ]
+    if exp.attack is not None and exp.attack.surface != surface:
+        fix = "set target.cut" if surface == "model" else "remove target.cut"
+        problems.append(
+            f"attack: {exp.attack.name} attacks {exp.attack.surface}, and this config exposes "
+            f"{surface}: use another attack, or {fix}"
+        )
+    problems += _metric_problems(exp, surface)
+    return problems + (_model_problems if surface == "model" else _feature_problems)(exp, chosen)
+
+
+def _metric_problems(exp: Experiment, surface: Surface) -> list[str]:
+    measured = [metric for metric in exp.metrics if metric is not None]
+    problems = [
+        f"metrics: {metric.name} cannot be measured on {surface}: remove it"
+        for metric in measured
+        if surface not in metric.surfaces
+    ]
+    required = DEFAULTS[surface]["required"]
+    if len(measured) == len(exp.metrics) and required not in {metric.name for metric in measured}:
+        problems.append(
+            f"metrics: {required} is required, because the controls use it: "
+            f'add {{ name = "{required}" }}'
+        )
+    return problems
+
+
+def _model_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
+    problems = [
+        f"defenses: {defense.name} acts on features that leave a device, and this target has no "
+        "cut: set target.cut and target.attributes"
+        for defense in chosen
+        if defense.releases
+    ]
+    if exp.attacker_prior is not None:
+        problems.append("attacker_prior: used by audits of features only: set prior instead")
+    return problems
+
+
+def _feature_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
+    problems = []
+    if str(exp.target.cut).lower() in ("none", "null"):
+        problems.append(
+            f'target.cut: {exp.target.cut!r} names no layer; expected one such as "stage1"; '
+            "remove target.cut to audit the whole model"
+        )
+    if not exp.target.attributes:
+        problems.append(
+            'target.attributes: required with target.cut; name the attributes, or set ["all"]'
+        )
+    for where, config in {
+        **{f"evaluators[{i}]": config for i, config in enumerate(exp.evaluators)},
+        "embedder": exp.embedder,
+        "perceptual": exp.perceptual,
+    }.items():
+        if config is not None and (config.attributes or config.cut):
+            key = "attributes" if config.attributes else "cut"
+            problems.append(f"{where}: classifies people and is not cut: remove {where}.{key}")
+    if len(names := [defense.name for defense in chosen if defense.releases]) > 1:
+        problems.append(f"defenses: {' and '.join(names)} both release features: keep one of them")
+    problems += [
+        f"defenses: {defense.name} defends a classifier of people, and a split model predicts "
+        "attributes: remove it"
+        for defense in chosen
+        if not defense.takes_attributes
+    ]
+    return problems + _feature_prior_problems(exp, chosen)
+
+
+def _feature_prior_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
+    problems = [
+        f"{section}: {method.name} is fitted to a classifier of the attacked people, and features "
+        "have none: use another prior"
+        for section, method in (("prior", exp.prior), ("attacker_prior", exp.attacker_prior))
+        if method is not None and method.tied
+    ]
+    users: list[Defense | Attack] = [user for user in chosen if user.needs & {"prior", "amortizer"}]
+    if exp.attack is not None and exp.attacker_prior is None:
+        users += [exp.attack] if exp.attack.needs & {"prior", "amortizer"} else []
+    if users and exp.prior is None:
+        problems.append(
+            f"prior: {users[0].name} needs one, got none: set [prior], such as "
+            '{ name = "pretrained" }'
+        )
+    return problems

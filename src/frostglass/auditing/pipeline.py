@@ -1,0 +1,320 @@
+"""The whole program: split, target, exposure, assets, attack, scores, and controls beside them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frostglass.auditing.controls import verdict
+from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.feature_facts import feature_facts
+from frostglass.auditing.products import (
+    Device,
+    Exposure,
+    FeatureExposure,
+    ImageBatch,
+    ModelExposure,
+)
+from frostglass.auditing.results import Audit, Products, Trial
+from frostglass.auditing.steps import (
+    AMORTIZER,
+    ATTACK,
+    PRETRAIN,
+    PRIOR,
+    PRIOR_ONLY,
+    SCORES,
+    SPLIT,
+    TARGET,
+    fingerprint,
+)
+from frostglass.core.assets import Assets
+from frostglass.core.errors import ConfigError
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.core.views import ModelView
+from frostglass.defenses.base import Defense
+from frostglass.metrics._utility import varied
+from frostglass.metrics.base import Rows
+from frostglass.metrics.face import reference_similarities
+from frostglass.priors.base import PriorMethod, check_unseen
+from frostglass.priors.context import hints_of
+from frostglass.runtime.device import device_of
+from frostglass.runtime.seeding import seed_for
+from frostglass.store.store import Store
+from frostglass.training.settings import Training, attributes_in, classes_of, first_stage
+
+
+def audit(experiment: Experiment, store: Store) -> Audit:
+    """Run one experiment, or what the store lacks of it, and judge it by its controls."""
+    made = produce(experiment, store)
+    exposure, references = made.trial.exposure, None
+    facts: Mapping[str, Any] = {}
+    if isinstance(exposure, FeatureExposure) and made.embedder and made.more_draws:
+        references = reference_similarities(made.embedder, made.split.train, made.split.public)
+        facts = feature_facts(
+            exposure, made.split, made.embedder, made.trial.reconstructions,
+            (made.trial.baseline, made.more_draws),
+        )  # fmt: skip
+    controls = verdict(
+        experiment, made.trial, made.control, evaluators=made.evaluators, references=references
+    )
+    return Audit(
+        experiment,
+        made.split,
+        made.evaluators,
+        made.embedder,
+        made.trial,
+        made.control,
+        controls,
+        facts,
+    )
+
+
+def produce(exp: Experiment, store: Store) -> Products:
+    """Run all steps of an experiment, in order.
+
+    Private images are reachable from training, `expose` and scoring only. One exception says so by
+    its name: a prior that completes hints is given a degraded image of each person.
+    """
+    split = store.step(
+        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
+    )
+    victims = victims_of(exp, split) if exp.surface == "features" else None
+    evaluators = tuple(
+        classifier(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
+        for number, config in enumerate(exp.evaluators)
+    )
+    embedder = None
+    if exp.surface == "features" or exp.needs("embedder"):
+        embedder = public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+
+    def trial(exposure: Exposure) -> Trial:
+        return _trial(exp, store, split, exposure, evaluators, embedder)
+
+    main = trial(expose(exp, store, split, victims))
+    control = None
+    if exp.judging.positive_control:
+        plain = replace(exp, target=replace(exp.target, weights=None), defenses=())
+        control = trial(expose(plain, store, split, victims))
+    more = None
+    if exp.surface == "features":
+        more = _baseline(exp, store, split, main.prior, seed=seed_for(exp.seed, "more draws"))
+    return Products(split, evaluators, embedder, main, control, more)
+
+
+def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
+    """Return what an attacker faces: a trained model, or features a device released for victims."""
+    needed = exp.protection.needs if exp.protection else frozenset()
+    perceptual = None
+    if any("perceptual" in defense.needs for defense in exp.training_defenses):
+        perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
+    target = classifier(store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed)
+    if victims is None:
+        return ModelExposure(target)
+    prior = None
+    if exp.prior and "prior" in needed:
+        prior = trained_prior(store, exp.prior, split, None, seed=exp.seed)
+    amortizer = None
+    if "amortizer" in needed:
+        amortizer = store.step(AMORTIZER, exp.amortizer, target=target, prior=prior, seed=exp.seed)
+    device = Device(store, target, exp.protection, prior, amortizer, exp.seed)
+    batch = ImageBatch.of(victims.floats(), "victims")
+    people = tuple(attacked_people(exp, len(split.classes)))
+    return FeatureExposure(device, batch, people, victims, device.release(batch))
+
+
+def _trial(
+    exp: Experiment,
+    store: Store,
+    split: Split,
+    exposure: Exposure,
+    evaluators: Sequence[Target],
+    embedder: Target | None,
+) -> Trial:
+    """Attack what is exposed, and score reconstructions and prior-only draws in the same way."""
+    prior = attacker_prior(exp, store, split, exposure)
+    assets = attacker_assets(exp, store, split, exposure.target, prior, embedder)
+    people = list(attacked_people(exp, len(split.classes)))
+    pretrained = None
+    if exp.attack.pretraining:
+        known = replace(assets, prior=None, amortizer=None)
+        pretrained = store.step(
+            PRETRAIN, exp.attack.pretraining, target=exposure.target, assets=known, seed=exp.seed
+        )
+    result = store.step(
+        ATTACK,
+        exp.attack,
+        exposure=exposure,
+        assets=assets,
+        people=people,
+        pretrained=pretrained,
+        seed=exp.seed,
+    )
+    if pretrained:
+        result = replace(result, seconds=result.seconds + pretrained.seconds)
+    baseline = _baseline(exp, store, split, prior, seed=exp.seed)
+
+    def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
+        return store.step(
+            SCORES,
+            exp.metrics,
+            reconstructions=reconstructions,
+            victims=exposure.victims if isinstance(exposure, FeatureExposure) else None,
+            split=split,
+            evaluators=tuple(evaluators),
+            embedder=embedder,
+            target=exposure.target,
+            embeds=embeds,
+            seed=exp.seed,
+        )
+
+    rows, baseline_rows = scores(result, exp.attack.embeds), scores(baseline, False)
+    return Trial(exposure, prior, result, baseline, rows, baseline_rows)
+
+
+def _baseline(
+    exp: Experiment, store: Store, split: Split, prior: Prior | None, *, seed: int
+) -> Reconstructions:
+    """Draw the prior-only baseline: as many images per person as the attack returns."""
+    features = exp.surface == "features"
+    return store.step(
+        PRIOR_ONLY,
+        exp.attack.kept * (exp.judging.images if features else 1),
+        prior=prior,
+        public=split.public if features or prior is None else None,
+        people=list(attacked_people(exp, len(split.classes))),
+        seed=seed,
+    )
+
+
+def attacked_people(exp: Experiment, classes: int) -> range:
+    return range(min(exp.judging.identities or classes, classes))
+
+
+def attacker_prior(exp: Experiment, store: Store, split: Split, exposure: Exposure) -> Prior | None:
+    """Return the attacker's prior, trained on other people than the attacked ones."""
+    if (method := exp.attacker_prior or exp.prior) is None:
+        return None
+    view = None
+    if isinstance(exposure, ModelExposure):
+        view = exposure.view(exp.attack).averaged(exp.attack.samples)
+    prior = trained_prior(store, method, split, view, seed=exp.seed)
+    check_unseen(prior, split.classes)
+    if prior.condition == "hint":
+        hints = hints_of(prior.info, first_images(split.test)).to(device_of(prior.generator))
+        prior = replace(prior, hints=hints)
+    return prior
+
+
+def attacker_assets(
+    exp: Experiment,
+    store: Store,
+    split: Split,
+    target: Target,
+    prior: Prior | None,
+    embedder: Target | None,
+) -> Assets:
+    """Collect what the attack needs of the world, and nothing else."""
+    needed = exp.attack.needs
+    amortizer = perceptual = None
+    if "amortizer" in needed:
+        amortizer = store.step(AMORTIZER, exp.amortizer, target=target, prior=prior, seed=exp.seed)
+    if "perceptual" in needed:
+        perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
+    return Assets(
+        public=split.public,
+        prior=prior if "prior" in needed else None,
+        amortizer=amortizer,
+        embedder=embedder if "embedder" in needed else None,
+        perceptual=perceptual,
+    )
+
+
+def classifier(
+    store: Store,
+    config: Training,
+    split: Split,
+    defenses: Sequence[Defense] = (),
+    perceptual: Target | None = None,
+    *,
+    seed: int,
+    data: str = "private",
+) -> Target:
+    """Train a classifier, after the stages that come first; grids share stages."""
+    start = None
+    if first := first_stage(config, defenses):
+        start = classifier(
+            store,
+            first.config,
+            split,
+            first.defenses,
+            seed=seed_for(seed, "stage"),
+            data=first.data,
+        )
+    target = store.step(
+        TARGET,
+        config,
+        split=split,
+        defenses=tuple(defenses),
+        data=data,
+        files=fingerprint(config),
+        start=start,
+        perceptual=perceptual,
+        seed=seed,
+    )
+    if start is None:
+        return target
+    seconds = start.info["seconds"] + start.info.get("stage_seconds", 0.0)
+    return replace(target, info={**target.info, "stage_seconds": seconds})
+
+
+def public_classifier(
+    store: Store, config: Training, split: Split, seed: int, purpose: str
+) -> Target:
+    """Train a classifier of public people."""
+    return classifier(store, config, split, seed=seed_for(seed, purpose), data="public")
+
+
+def trained_prior(
+    store: Store, method: PriorMethod, split: Split, view: ModelView | None, *, seed: int
+) -> Prior:
+    """Train a prior, after its base; a tied one is trained again for every target."""
+    base = None
+    if method.base_method:
+        base = trained_prior(store, method.base_method, split, view, seed=seed)
+    return store.step(
+        PRIOR,
+        method,
+        public=split.public,
+        view=view if method.tied else None,
+        files=fingerprint(method),
+        base=base,
+        seed=seed,
+    )
+
+
+def victims_of(exp: Experiment, split: Split) -> Images:
+    """Return the first held-out images of each attacked person.
+
+    Refuses images that all have the same attributes: utility could not be measured.
+    """
+    wanted = exp.judging.images
+    people = attacked_people(exp, len(split.classes))
+    rows = [(split.test.labels == label).nonzero().flatten()[:wanted] for label in people]
+    for label, index in zip(people, rows, strict=True):
+        if len(index) < wanted:
+            raise ConfigError(
+                f"judging.images: expected {wanted} held-out images of each person, got "
+                f"{len(index)} of {split.classes[label]!r}: lower it, or raise split.test"
+            )
+    victims = split.test.at(torch.cat(rows))
+    varied(attributes_in(victims, classes_of(exp.target, split)))
+    return victims
+
+
+def first_images(images: Images) -> Tensor:
+    """Return the first image of each class, (K, C, H, W)."""
+    first = [(images.labels == label).nonzero()[0, 0] for label in range(len(images.names))]
+    return images.floats(torch.stack(first))

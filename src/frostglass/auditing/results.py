@@ -1,0 +1,94 @@
+"""What an experiment produces: trials, their verdict, and how a notebook shows them."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from frostglass.auditing.controls import Controls
+from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.products import Exposure
+from frostglass.core.display import MAX_ROWS, image_tag, table
+from frostglass.core.prior import Prior
+from frostglass.core.types import Reconstructions, Split, Target
+from frostglass.metrics.base import Rows
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model under one attack: what was exposed, reconstructed and scored.
+
+    `baseline` are prior-only draws, scored in the same way.
+    """
+
+    exposure: Exposure
+    prior: Prior | None
+    reconstructions: Reconstructions
+    baseline: Reconstructions
+    rows: Rows
+    baseline_rows: Rows
+
+    @property
+    def target(self) -> Target:
+        return self.exposure.target
+
+
+@dataclass(frozen=True)
+class Products:
+    """What the steps of one experiment made; `control` is the trial of the undefended model."""
+
+    split: Split
+    evaluators: tuple[Target, ...]
+    embedder: Target | None
+    trial: Trial
+    control: Trial | None
+    more_draws: Reconstructions | None  # a second baseline: the noise of distances between sets
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What one experiment found: its trial, that of the positive control, and the verdict.
+
+    `facts` describe released features (utility, deviation, distances); empty for a model.
+    """
+
+    experiment: Experiment
+    split: Split
+    evaluators: tuple[Target, ...]
+    embedder: Target | None
+    trial: Trial
+    control: Trial | None
+    controls: Controls
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        return self.trial.target
+
+    @property
+    def reconstructions(self) -> Reconstructions:
+        return self.trial.reconstructions
+
+    @property
+    def rows(self) -> Rows:
+        return self.trial.rows
+
+    def _verdict(self) -> str:
+        return f"VACUOUS: {self.controls.vacuous}" if self.controls.vacuous else "believable"
+
+    def __repr__(self) -> str:
+        exp = self.experiment
+        scores = ", ".join(str(score) for score in self.controls.headline)
+        defenses = " + ".join(d.name for d in exp.defenses) or "undefended"
+        return f"Audit({exp.attack.name} on {defenses}: {scores}; {self._verdict()})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, f"{score.value:.3f}", f"{score.low:.3f} to {score.high:.3f}", f"{base:.3f}")
+            for name in self.rows.columns
+            for score in (self.rows.score(name),)
+            for base in (self.trial.baseline_rows.score(name).value,)
+        ]
+        header = ("metric", "value", "95 % interval", "prior-only baseline")
+        images = image_tag(self.reconstructions.grid(MAX_ROWS))
+        return f"<p>{html.escape(self._verdict())}</p>{table(header, rows)}{images}"

@@ -1,0 +1,225 @@
+"""The folder of a run: every number, every setting and the images; a report is made from it."""
+
+import csv
+import io
+import json
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from frostglass.auditing.controls import worst_identities
+from frostglass.auditing.products import FeatureExposure
+from frostglass.auditing.results import Audit
+from frostglass.auditing.run import Run
+from frostglass.core.method import Method
+from frostglass.core.types import Target
+from frostglass.metrics.accuracy import conventions
+from frostglass.metrics.base import Rows, Score
+from frostglass.store.files import full_disk_reported, write_bytes
+
+RUN_FORMAT = 4
+FILES = ("run.json", "rows.csv", "images.safetensors")
+PACKAGES = (
+    "frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn",
+    "pydantic", "safetensors",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages that results depend on, installed extras included."""
+    installed = {name: metadata.version(name) for name in PACKAGES}
+    with suppress(metadata.PackageNotFoundError):
+        installed["opacus"] = metadata.version("opacus")
+    return installed
+
+
+def write_run(result: Run, folder: Path) -> Path:
+    """Write run.json, rows.csv and images.safetensors; a report's numbers come from these."""
+    with full_disk_reported(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "images.safetensors", save(_images(result.audits)))
+        write_bytes(folder / "rows.csv", _csv(result).encode())
+        write_bytes(folder / "run.json", (json.dumps(summary(result), indent=1) + "\n").encode())
+    return folder
+
+
+def summary(result: Run) -> dict[str, Any]:
+    """Return everything measured as plain values."""
+    first = result.audits[0]
+    split, people = first.split, first.reconstructions.labels.tolist()
+    return {
+        "format": RUN_FORMAT,
+        "name": result.name,
+        "settings": plain_settings(result.settings),
+        "versions": {"python": platform.python_version()} | versions(),
+        "threads": torch.get_num_threads(),
+        "data": {
+            "split": split.key,
+            "image_shape": split.train.shape,
+            "manifest": dict(split.manifest),
+        },
+        "identities": [split.classes[label] for label in people],
+        "evaluators": [_target(evaluator) for evaluator in first.evaluators],
+        "embedder": _target(first.embedder) if first.embedder else None,
+        "audits": [
+            _audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)
+        ],
+        "vacuous": result.vacuous,
+        "failed": list(result.failed),
+    }
+
+
+def plain_settings(value: Any) -> Any:
+    """Return settings as JSON values; objects given in Python are described as in a config."""
+    if isinstance(value, Method):
+        return described(value)
+    if isinstance(value, dict):
+        return {name: plain_settings(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_settings(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def described(method: Method) -> dict[str, Any]:
+    """Return a method as a config names it."""
+    return {"name": method.name, **asdict(method)}  # type: ignore[call-overload]
+
+
+def _audit(label: str, audit: Audit) -> dict[str, Any]:
+    exp, result, trial = audit.experiment, audit.reconstructions, audit.trial
+    prior = exp.attacker_prior or exp.prior
+    numbers = range(1, len(audit.evaluators) + 1)
+    facts = {
+        "label": label,
+        "case": exp.case,
+        "surface": exp.surface,
+        "seed": exp.seed,
+        "defenses": [described(defense) for defense in exp.defenses],
+        "attack": described(exp.attack),
+        "access": list(exp.attack.access),
+        "prior": dict(trial.prior.info) if trial.prior else None,
+        "baseline": f"draws of {prior.name}" if prior else "public images",
+        "target": _target(audit.target),
+        "training": _training(audit),
+        "split": audit.split.key,
+        "evaluators": [_target(evaluator) for evaluator in audit.evaluators],
+        "scores": _scores(trial.rows),
+        "prior_only": _scores(trial.baseline_rows),
+        "conventions": {
+            f"evaluator {number}": conventions(trial.rows, number)
+            for number in numbers
+            if exp.surface == "model"
+        },
+        "controls": asdict(audit.controls)
+        | {
+            "headline": plain_scores(audit.controls.headline),
+            "lift": plain_scores(audit.controls.lift),
+            "control_lift": plain_scores(audit.controls.control_lift),
+        },
+        "worst": [
+            {"identity": name, "value": value}
+            for name, value in worst_identities(trial.rows, audit.split.classes, exp.surface)
+        ],
+        "queries": result.queries,
+        "steps": None if result.steps is None else result.steps.double().mean().item(),
+        "partial": []
+        if result.partial is None
+        else [audit.split.classes[i] for i in result.labels[result.partial].tolist()],
+        "seconds": result.seconds,
+        "keys": {
+            "target": audit.target.key,
+            "prior": trial.prior.key if trial.prior else None,
+            "exposure": trial.exposure.key,
+            "attack": result.key,
+            "scores": trial.rows.key,
+        },
+    }
+    return facts | _feature_facts(audit)
+
+
+def _feature_facts(audit: Audit) -> dict[str, Any]:
+    exposure = audit.trial.exposure
+    if not isinstance(exposure, FeatureExposure):
+        return {}
+    return {
+        "cut": audit.target.cut,
+        "attributes": list(audit.target.classes),
+        "images_per_person": audit.experiment.judging.images,
+        "released": [dict(row) for row in exposure.released.facts],
+        "explained": audit.reconstructions.confidence.double().mean().item(),
+        **{name: dict(values) for name, values in audit.facts.items()},
+    }
+
+
+def _target(target: Target) -> dict[str, Any]:
+    facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
+    return {name: target.info[name] for name in facts} | {"key": target.key}
+
+
+def _training(audit: Audit) -> dict[str, Any]:
+    """Return the target's recipe, its defenses' facts, and its time relative to undefended."""
+    info, exp = audit.target.info, audit.experiment
+    plain = audit.control.target.info["seconds"] if audit.control else None
+    seconds = None if exp.target.weights else info["seconds"]
+    return {
+        "recipe": {**asdict(exp.target), "seed": exp.seed},
+        "trainable": info.get("trainable"),
+        "facts": info.get("facts", {}),
+        "first_stage": info.get("first_stage"),
+        "seconds": seconds,
+        "first_stage_seconds": info.get("stage_seconds"),
+        "times_undefended": seconds / plain if seconds and plain else None,
+    }
+
+
+def _scores(rows: Rows) -> dict[str, Any]:
+    """Return all scores; top-1 also per person, so that two models can be compared by person."""
+    scores = [rows.score(name) for name in rows.columns]
+    plain = plain_scores(scores)
+    for score in scores:
+        if score.name.startswith("top1_"):
+            plain[score.name]["by_identity"] = score.values
+    return plain
+
+
+def plain_scores(scores: Sequence[Score]) -> dict[str, dict[str, Any]]:
+    return {
+        score.name: {"value": score.value, "low": score.low, "high": score.high} for score in scores
+    }
+
+
+def _images(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
+    """Return a true image of each person (all victims' images on features) and reconstructions."""
+    first = audits[0]
+    exposure, labels = first.trial.exposure, first.reconstructions.labels
+    if isinstance(exposure, FeatureExposure):
+        truth = {"victims": exposure.images.pixels.unflatten(0, (len(labels), -1)).contiguous()}
+    else:
+        train = first.split.train
+        index = [(train.labels == label).nonzero()[0, 0] for label in labels]
+        truth = {"private": train.pixels[torch.stack(index)]}
+    return truth | {
+        f"audit.{number}": audit.reconstructions.images.mul(255).round().byte().contiguous()
+        for number, audit in enumerate(audits)
+    }
+
+
+def _csv(result: Run) -> str:
+    """Return one line per (audit, person, candidate)."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    names = list(result.audits[0].rows.columns)
+    writer.writerow(["audit", "identity", "candidate", *names])
+    for label, audit in zip(result.labels, result.audits, strict=True):
+        for row, identity in enumerate(audit.rows.labels.tolist()):
+            for candidate in range(audit.reconstructions.images.shape[1]):
+                values = [f"{audit.rows.columns[n][row, candidate].item():.6g}" for n in names]
+                writer.writerow([label, audit.split.classes[identity], candidate, *values])
+    return text.getvalue()

@@ -1,0 +1,340 @@
+"""The steps of an audit: how each is computed, saved and loaded.
+
+Raise a step's version when its result changes. Inputs are keywords, and their names are part of a
+result's key.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from frostglass.attacks.base import Attack, invert, prior_only
+from frostglass.auditing.experiment import Fractions
+from frostglass.auditing.products import (
+    Exposure,
+    ImageBatch,
+    PretrainedAttack,
+    Released,
+    blank_view,
+)
+from frostglass.core.assets import Assets
+from frostglass.core.display import image_grid
+from frostglass.core.errors import ConfigError
+from frostglass.core.prior import Prior
+from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
+from frostglass.core.views import ModelView
+from frostglass.data._splits import load_split, make_split, save_split
+from frostglass.data.base import Dataset
+from frostglass.defenses.base import Defense
+from frostglass.deploy.amortizer import TrainedAmortizer
+from frostglass.metrics.base import Evidence, Metric, Rows, measure
+from frostglass.models.checkpoint import load_target, save_target
+from frostglass.models.cut import halves
+from frostglass.networks.amortizer import Amortizer
+from frostglass.priors._files import load_prior, save_prior
+from frostglass.priors._gan import SHEET
+from frostglass.priors.base import PriorMethod
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for, seed_for
+from frostglass.runtime.tensors import under_prefix, with_prefix
+from frostglass.store.files import Work, read_json, read_tensors, write_tensors
+from frostglass.store.step import Step
+from frostglass.training.build import rebuild_network
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training, stage_split
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CHUNK = 128  # images encoded together
+
+
+class ReadsFiles(Protocol):
+    def files(self) -> Sequence[Path | str]: ...
+
+
+def fingerprint(method: ReadsFiles) -> str:
+    """Hash the files a method reads, so that keys change when they do; "" if it reads none."""
+    paths = sorted(map(Path, method.files()))
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        # A file of the package is the same wherever it is installed.
+        name = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
+        total.update(f"{name}\0{content}\n".encode())
+    return total.hexdigest() if paths else ""
+
+
+def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_: Any) -> Split:
+    return make_split(
+        dataset,
+        test_fraction=fractions.test,
+        validation_fraction=fractions.validation,
+        seed=seed,
+    )
+
+
+def _train(
+    config: Training,
+    *,
+    split: Split,
+    defenses: Sequence[Defense],
+    data: str,
+    files: str,
+    start: Target | None,
+    perceptual: Target | None,
+    seed: int,
+    work: Work,
+    device: torch.device,
+) -> Target:
+    target = train_target(
+        config,
+        stage_split(split, data, seed=seed),
+        defenses,
+        start=start,
+        perceptual=perceptual,
+        seed=seed,
+        work=work,
+        device=device,
+    )
+    changes = [{"name": defense.name, **asdict(defense)} for defense in defenses]  # type: ignore[call-overload]
+    recipe = {"training": asdict(config), "defenses": changes, "seed": seed}
+    return replace(target, info={**target.info, "build": recipe})
+
+
+def _load_target(folder: Path, device: torch.device) -> Target:
+    target = load_target(folder, rebuild_network)
+    target.module.to(device)
+    seconds = read_json(folder / "timing.json")["seconds"]
+    return replace(target, info={**target.info, "seconds": seconds})
+
+
+def _train_prior(
+    method: PriorMethod,
+    *,
+    public: Images,
+    view: ModelView | None,
+    files: str,
+    base: Prior | None,
+    seed: int,
+    work: Work,
+    device: torch.device,
+) -> Prior:
+    return method.train(public, view, base=base, seed=seed, work=work, device=device)
+
+
+def _save_prior(prior: Prior, folder: Path) -> None:
+    """Write a prior and a sheet of samples; one that completes hints has none to show."""
+    save_prior(prior, folder)
+    if prior.condition != "hint":
+        image_grid(sample_sheet(prior)).save(folder / "samples.png")
+
+
+def sample_sheet(prior: Prior) -> Tensor:
+    """Draw the images of a prior's sample sheet."""
+    latents = prior.draw(*(generator_for(0, "sheet", number) for number in range(SHEET)))
+    labels = torch.arange(SHEET, device=latents.device) % prior.classes if prior.classes else None
+    with frozen(*prior.modules), torch.no_grad():
+        return prior.images(latents, labels)
+
+
+def _load_prior(folder: Path, device: torch.device) -> Prior:
+    prior = load_prior(folder)
+    for module in prior.modules:
+        module.to(device)
+    return prior
+
+
+def _train_amortizer(
+    config: Amortizer, *, target: Target, prior: Prior, seed: int, work: Work, device: torch.device
+) -> TrainedAmortizer:
+    both = halves(target)
+    encoder = _AnySize(both.encoder, both.image_shape)
+    network = config.train(encoder, prior, seed=seed, work=work)
+    return TrainedAmortizer(network, config, both.feature_shape, prior.latent)
+
+
+class _AnySize(nn.Module):
+    """An encoder that takes images of any size."""
+
+    def __init__(self, encoder: nn.Module, image_shape: Shape):
+        super().__init__()
+        self.encoder = encoder
+        self.image_shape = image_shape
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.encoder(match_shape(images, self.image_shape))
+
+
+def _release(
+    protection: Defense | None,
+    *,
+    target: Target,
+    images: ImageBatch,
+    prior: Prior | None,
+    amortizer: TrainedAmortizer | None,
+    number: int,
+    seed: int,
+    work: Work,
+    device: torch.device,
+) -> Released:
+    encoder = halves(target).encoder
+    pixels = images.images.to(device_of(encoder))
+    if protection is None:
+        with frozen(encoder), torch.no_grad():
+            return Released(torch.cat([encoder(part) for part in pixels.split(CHUNK)]).cpu())
+    assets = Assets(prior=prior, amortizer=amortizer)
+    seed = seed_for(seed, "release", number)
+    release = protection.release(encoder, pixels, assets, seed=seed, work=work)
+    return Released(release.features.detach().cpu(), release.facts)
+
+
+def _save_released(released: Released, folder: Path) -> None:
+    facts = [dict(row) for row in released.facts]
+    write_tensors(
+        folder / "released.safetensors", {"features": released.features}, {"facts": facts}
+    )
+
+
+def _load_released(folder: Path, device: torch.device) -> Released:
+    tensors, values = read_tensors(folder / "released.safetensors")
+    return Released(tensors["features"], tuple(values["facts"]))
+
+
+def _pretrain(
+    attack: Attack,
+    *,
+    target: Target,
+    assets: Assets,
+    seed: int,
+    work: Work,
+    device: torch.device,
+) -> PretrainedAttack:
+    """Let an attack learn what it can before it sees released features; zeros stand for them."""
+    invert(attack, blank_view(target, attack), assets, people=range(2), seed=seed, work=work)
+    names = attack.pretrained_checkpoints
+    return PretrainedAttack({name: saved for name in names if (saved := work.load(name))})
+
+
+def _save_pretrained(pretrained: PretrainedAttack, folder: Path) -> None:
+    for name, (tensors, values) in pretrained.checkpoints.items():
+        write_tensors(folder / f"{name}.safetensors", tensors, values)
+
+
+def _load_pretrained(folder: Path, device: torch.device) -> PretrainedAttack:
+    paths = sorted(folder.glob("*.safetensors"))
+    checkpoints = {path.stem: read_tensors(path) for path in paths}
+    return PretrainedAttack(checkpoints, read_json(folder / "timing.json")["seconds"])
+
+
+def _attack(
+    attack: Attack,
+    *,
+    exposure: Exposure,
+    assets: Assets,
+    people: Sequence[int],
+    pretrained: PretrainedAttack | None,
+    seed: int,
+    work: Work,
+    device: torch.device,
+) -> Reconstructions:
+    for name, checkpoint in pretrained.checkpoints.items() if pretrained else ():
+        if work.load(name) is None:
+            work.save(name, *checkpoint)
+    return invert(attack, exposure.view(attack), assets, people=people, seed=seed, work=work)
+
+
+def _prior_only(
+    candidates: int,
+    *,
+    prior: Prior | None,
+    public: Images | None,
+    people: Sequence[int],
+    seed: int,
+    **_: Any,
+) -> Reconstructions:
+    return prior_only(prior, people, candidates, public=public, seed=seed)
+
+
+def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
+    optional = {
+        "draws": result.draws,
+        "steps": result.steps,
+        "broken": result.broken,
+        "partial": result.partial,
+    }
+    tensors = {
+        "images": result.images,
+        "labels": result.labels,
+        "latents": result.latents,
+        "confidence": result.confidence,
+        **{name: column for name, column in optional.items() if column is not None},
+    }
+    write_tensors(folder / "reconstructions.safetensors", tensors, {"queries": result.queries})
+
+
+def _load_reconstructions(folder: Path, device: torch.device) -> Reconstructions:
+    tensors, values = read_tensors(folder / "reconstructions.safetensors")
+    seconds = read_json(folder / "timing.json")["seconds"]
+    return Reconstructions(**tensors, queries=values["queries"], seconds=seconds)  # type: ignore[arg-type]
+
+
+def _score(
+    metrics: Sequence[Metric],
+    *,
+    reconstructions: Reconstructions,
+    victims: ImageBatch | None,
+    split: Split,
+    evaluators: Sequence[Target],
+    embedder: Target | None,
+    target: Target,
+    embeds: bool,
+    **_: Any,
+) -> Rows:
+    people = len(reconstructions.labels)
+    evidence = Evidence(
+        reconstructions,
+        target,
+        evaluators,
+        split,
+        victims=None if victims is None else victims.images.unflatten(0, (people, -1)),
+        embedder=embedder,
+        embeds=embeds,
+    )
+    return measure(metrics, evidence)
+
+
+def _save_rows(rows: Rows, folder: Path) -> None:
+    tensors = {"labels": rows.labels, **with_prefix("column", dict(rows.columns))}
+    if rows.draws is not None:
+        tensors["draws"] = rows.draws
+    write_tensors(folder / "rows.safetensors", tensors)
+
+
+def _load_rows(folder: Path, device: torch.device) -> Rows:
+    tensors, _ = read_tensors(folder / "rows.safetensors")
+    columns = under_prefix("column", tensors)
+    return Rows(labels=tensors["labels"], columns=columns, draws=tensors.get("draws"))
+
+
+def _target_facts(target: Target) -> Mapping[str, Any]:
+    return target.info.get("facts", {})
+
+
+SPLIT = Step("split", 1, _split, save_split, lambda folder, _: load_split(folder))
+TARGET = Step("target", 3, _train, save_target, _load_target, facts=_target_facts)
+PRIOR = Step("prior", 3, _train_prior, _save_prior, _load_prior)
+AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
+RELEASE = Step("release", 2, _release, _save_released, _load_released)
+PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
+ATTACK = Step("attack", 5, _attack, _save_reconstructions, _load_reconstructions)
+PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
+SCORES = Step("scores", 3, _score, _save_rows, _load_rows)

@@ -1,0 +1,390 @@
+"""Everything that would stop a run, found before anything is computed.
+
+Networks are built on the meta device, which costs nothing. One that fails there is built again for
+real: its code may read values.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from frostglass.attacks.base import Attack, invert
+from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.products import blank_view
+from frostglass.core.assets import Assets
+from frostglass.core.errors import FrostglassError
+from frostglass.core.prior import Prior
+from frostglass.core.types import CAPABILITIES, Target
+from frostglass.data._splits import MIN_IMAGES, check_people
+from frostglass.data.base import listed
+from frostglass.defenses import compose
+from frostglass.defenses.base import Defense
+from frostglass.models.base import MODEL_ERRORS, probe
+from frostglass.models.checkpoint import load_weights
+from frostglass.models.cut import halves
+from frostglass.plan.brief import SHOWN, blank_split, head
+from frostglass.plan.dry_run import DryRunWork, without_floats
+from frostglass.plan.ledger import META, Ledger
+from frostglass.priors.base import PriorMethod
+from frostglass.runtime.seeding import seeded
+from frostglass.store.keys import plain
+from frostglass.training.build import check_training, untrained
+from frostglass.training.settings import Training, attributes_of, first_stage
+
+T = TypeVar("T")
+
+
+def problems(chosen: Sequence[tuple[str, Experiment]], *, attacks: bool = True) -> list[str]:
+    """List what would stop these experiments, each problem once.
+
+    Without `attacks`, only what a split model and its protection need is checked.
+    """
+    known: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of networks that are never used
+        every = [_Checks(experiment, attacks, known).problems() for _, experiment in chosen]
+    return list(dict.fromkeys(problem for found in every for problem in found))
+
+
+class _Checks:
+    """The checks of one experiment; `known` has the results and networks of others."""
+
+    def __init__(self, exp: Experiment, attacks: bool, known: dict[str, Any]):
+        self.exp, self.attacks, self._known = exp, attacks, known
+        self._failed: set[str] = set()
+        self._ledger: Ledger | None = None  # None while networks are built for real
+
+    def _shared(self, make: Callable[..., T], *depends: Any) -> T:
+        """Return what `make` returns, which other experiments use too: it must not be changed."""
+        key = f"{make.__name__} {depends} {self.exp.data} {self.exp.split} {self._ledger is None}"
+        if key not in self._known:
+            self._known[key] = make(*depends)
+        return self._known[key]
+
+    def problems(self) -> list[str]:
+        """Run all checks; skip those that depend on a part that already failed."""
+        problems = list(self._run("data", self._data, self.exp.data, self.exp.split))
+        if problems:
+            return problems
+        for section, check, *depends in self._sections():
+            if section in ("defenses", "amortizer", "attack") and self._failed:
+                continue  # whether a method fits an invalid part cannot be said
+            problems += self._run(section, check, *depends)
+        return problems
+
+    def _run(self, section: str, check: Callable[[], Any], *depends: Any) -> list[str]:
+        """Return the problems of a check, from memory if its dependencies are known."""
+        name = check.func.__name__ if isinstance(check, partial) else check.__name__
+        key = f"{section} {name} {depends} {self.attacks}"
+        if key not in self._known:
+            problems = self._problems_of(check)
+            self._known[key] = [f"{section}: {problem}" for problem in problems]
+        if self._known[key] and section in ("target", "prior", "attacker_prior", "perceptual"):
+            self._failed.add(section)
+        return self._known[key]
+
+    def _problems_of(self, check: Callable[[], Any]) -> list[str]:
+        """Run a check on the meta device, and for real if that finds a problem."""
+        for self._ledger in (Ledger(), None):
+            try:
+                with self._ledger or nullcontext():
+                    problems = check()
+            except FrostglassError as error:
+                problems = list(error.problems)
+            except MODEL_ERRORS as error:
+                if self._ledger is None:
+                    raise
+                problems = [str(error)]
+            if not isinstance(problems, list) or not problems:
+                return []
+        return problems
+
+    def _sections(self) -> Iterator[tuple[Any, ...]]:
+        exp = self.exp
+        data, split, cut = exp.data, exp.split, exp.surface == "features"
+        model = (data, split, exp.target, exp.training_defenses)
+        yield "target", self._attributes, *model
+        yield "target", self._target, *model
+        yield "judging", self._people, data, exp.judging
+        if cut:
+            yield "judging", self._victims, data, split, exp.judging
+        if self.attacks:
+            for number, config in enumerate(exp.evaluators):
+                build = partial(self._classifier, config, ())
+                yield f"evaluators[{number}]", build, data, split, config
+            if cut:
+                yield "data", self._two_images, data, split
+        yield "data", self._public_people, *model, self._public_networks()
+        for section in self._public_networks():
+            config = getattr(exp, section)
+            yield section, partial(self._classifier, config, ()), data, split, config
+        for section, method in self._priors():
+            yield section, partial(self._prior, method), data, method, exp.surface
+        if exp.protection:
+            yield "defenses", self._release, data, exp.protection, exp.prior, exp.judging
+        for user in (exp.protection, exp.attack if self.attacks else None):
+            if user and "amortizer" in user.needs:
+                prior = self._prior_of(user)
+                check = partial(self._amortizer, prior)
+                yield "amortizer", check, data, exp.target, prior, exp.amortizer
+        if self.attacks:
+            assets = (exp.prior, exp.attacker_prior, exp.embedder, exp.perceptual)
+            yield "attack", self._attack, data, exp.target, exp.attack, *assets
+
+    def _public_networks(self) -> list[str]:
+        """Name the networks besides the target that are trained on public people."""
+        exp = self.exp
+        users = exp.training_defenses
+        if not self.attacks:
+            return ["perceptual"] if any("perceptual" in user.needs for user in users) else []
+        embedder = exp.surface == "features" or exp.needs("embedder")
+        needed = {"embedder": embedder, "perceptual": exp.needs("perceptual")}
+        return [name for name, wanted in needed.items() if wanted]
+
+    def _priors(self) -> list[tuple[str, PriorMethod]]:
+        exp = self.exp
+        protection = exp.protection is not None and "prior" in exp.protection.needs
+        sections = {
+            "prior": exp.prior if self.attacks or protection else None,
+            "attacker_prior": exp.attacker_prior if self.attacks else None,
+        }
+        return [(section, method) for section, method in sections.items() if method]
+
+    def _prior_of(self, user: Attack | Defense) -> PriorMethod | None:
+        exp = self.exp
+        return (exp.attacker_prior or exp.prior) if user is exp.attack else exp.prior
+
+    @cached_property
+    def _counts(self) -> tuple[int, int, int]:
+        return self.exp.data.counts()
+
+    def _data(self) -> list[str]:
+        """Check that there are people, on one side each, with enough images."""
+        classes, private, public = self._counts
+        if not classes:
+            return [
+                "no private person has a name: private images need one sub-folder per person, "
+                "named after them"
+            ]
+        problems = [] if public else ["there are no public images: an attacker needs some"]
+        paths = [path.resolve() for path in self.exp.data.files()]
+        if twice := len(paths) - len(set(paths)):
+            return [
+                f"{twice} files are private and public at once: expected two folders with "
+                "different people, got the same one twice. Change data.public."
+            ]
+        ours, theirs = self.exp.data.people()
+        if both := sorted(ours.keys() & theirs.keys()):
+            problems.append(
+                f"{len(both)} people are private and public at once: {listed(both)}. Keep each on "
+                "one side."
+            )
+        few = [f"{name} ({count})" for name, count in ours.items() if count < MIN_IMAGES]
+        if few or private / classes < MIN_IMAGES:
+            names = listed(few) if few else f"{private} images of {classes} people"
+            problems.append(
+                f"expected at least {MIN_IMAGES} images of each private person, one each for "
+                f"training, validation and test, got {names}. Add images or remove people."
+            )
+        self.exp.data.attribute_names()  # reads the attribute table, if there is one
+        return problems
+
+    def _attributes(self) -> list[str]:
+        config, data = self.exp.target, self.exp.data
+        if not config.attributes:
+            return []
+        chosen = attributes_of(config, data.attribute_names())
+        if chosen and set(chosen) <= set(data.constant_attributes()):
+            return [
+                f"attributes: {', '.join(chosen)} is the same for all private images, so nothing "
+                "can be learned or measured. Name one that varies, or fix data.attributes."
+            ]
+        return []
+
+    def _classes(self, config: Training) -> tuple[str, ...]:
+        if config.attributes:
+            return attributes_of(config, self.exp.data.attribute_names())
+        return tuple(map(str, range(self._counts[0])))
+
+    def _target(self) -> None:
+        self._classifier(self.exp.target, self.exp.training_defenses)
+
+    def _classifier(self, config: Training, defenses: Sequence[Defense]) -> Target:
+        """Build the network of each training stage, and load the weights it starts from."""
+        split, shape = self.exp.split, self.exp.data.image_shape
+        records = int(self._counts[1] * (1 - split.test - split.validation))
+        stage = first_stage(config, defenses)
+        if start := None if stage else config.starting_file:
+            target = untrained(config, self._classes(config), shape, defenses, seed=0, start=start)
+        else:
+            target = self._plain(config)
+            if defenses or config.weights:
+                target = replace(target, module=deepcopy(target.module))
+            target = compose.prepare(defenses, target, seed=0)
+        check_training(config, target, defenses, records)
+        if config.weights:
+            load_weights(target.module, config.weights)
+        if stage:
+            self._classifier(stage.config, stage.defenses)
+        return target
+
+    def _plain(self, config: Training) -> Target:
+        """Return the network of a training, without defenses and weights."""
+        names = ("model", "options", "mean", "std", "attributes", "cut")
+        network = Training(**{name: getattr(config, name) for name in names})
+        return self._shared(self._built, network)
+
+    def _built(self, config: Training) -> Target:
+        return untrained(config, self._classes(config), self.exp.data.image_shape, (), seed=0)
+
+    def _people(self) -> list[str]:
+        wanted, people = self.exp.judging.identities, self._counts[0]
+        if wanted is None or wanted <= people:
+            return []
+        return [
+            f"identities must be at most {people}, the number of private people, got {wanted}. "
+            "Lower it, or remove it to attack all of them."
+        ]
+
+    def _victims(self) -> list[str]:
+        classes, private, _ = self._counts
+        wanted = self.exp.judging.images
+        held_out = max(1, round(private // classes * self.exp.split.test))
+        if wanted <= held_out:
+            return []
+        return [
+            f"images must be at most {held_out}, the held-out images of each person, got {wanted}. "
+            "Lower it, or raise split.test."
+        ]
+
+    def _two_images(self) -> list[str]:
+        images, split = self.exp.data.most_of_one(), self.exp.split
+        held_out = sum(max(1, round(images * share)) for share in (split.test, split.validation))
+        if images - held_out >= 2:
+            return []
+        return [
+            "at least 2 training images of some person are needed to calibrate similarity, got "
+            f"{images - held_out} ({images} images, {held_out} held out). Add images of a person."
+        ]
+
+    def _public_people(self) -> list[str]:
+        """Check the public people that networks are trained on."""
+        exp = self.exp
+        start = _starts_public(exp.target, exp.training_defenses)
+        others = any(_starts_public(config, ()) for config in exp.evaluators) and self.attacks
+        if start or others or self._public_networks():
+            check_people(exp.data.public_people())
+        if start and exp.target.attributes and not exp.data.describes_public():
+            return [
+                "public images have no attributes, and a training that starts on public people "
+                '(target.start = "public") needs them. Add a line for each public image to '
+                "data.attributes, or remove target.start."
+            ]
+        return []
+
+    def _prior(self, method: PriorMethod) -> list[str]:
+        problems = method.problems(self._counts[2])
+        prior = self._untrained(method)
+        if self.exp.surface == "features" and prior.condition:
+            problems.append(
+                f"{method.name} generates images for a given {prior.condition}, which features do "
+                "not have. Use another, such as wgan."
+            )
+        return problems
+
+    def _untrained(self, method: PriorMethod) -> Prior:
+        classes = self._counts[0] if self.exp.surface == "model" else 0
+        return self._shared(self._untrained_prior, method, classes)
+
+    def _untrained_prior(self, method: PriorMethod, classes: int) -> Prior:
+        with seeded(0, "check"):
+            return method.untrained(self.exp.data.image_shape, classes)
+
+    def _release(self) -> list[str]:
+        exp, method = self.exp, self.exp.prior
+        assert exp.protection is not None
+        prior = self._untrained(method) if method and "prior" in exp.protection.needs else None
+        images = exp.judging.images * min(exp.judging.identities or 10**9, self._counts[0])
+        return exp.protection.release_problems(exp.data.image_shape, images, prior)
+
+    def _amortizer(self, method: PriorMethod | None) -> None:
+        if method is not None:
+            shape = halves(self._plain(self.exp.target)).feature_shape
+            with seeded(0, "check"):
+                network = self.exp.amortizer.network(shape, self._untrained(method).latent)
+            probe(network, torch.zeros(2, *shape))
+
+    def _attack(self) -> list[str]:
+        """Check attack, view and assets together, before any of them is trained."""
+        exp, attack, target = self.exp, self.exp.attack, self._plain(self.exp.target)
+        method = self._prior_of(attack)
+        networks = {
+            name: self._plain(getattr(exp, name))
+            for name in ("embedder", "perceptual")
+            if name in attack.needs
+        }
+        assets = Assets(
+            public=self._shared(blank_split, exp.data, exp.split).public,
+            prior=self._untrained(method) if method and "prior" in attack.needs else None,
+            amortizer=nn.Identity() if "amortizer" in attack.needs else None,
+            **networks,
+        )
+        if exp.surface == "features":
+            problems = attack.problems(blank_view(target, attack), assets)
+            if attack.pretraining and not problems:
+                depends = (plain(attack.pretraining, "", False), exp.target, networks.keys())
+                key = f"{without_floats(list(depends))}"
+                if key not in self._known:
+                    self._known[key] = _pretraining_problems(attack, target, assets)
+                problems = self._known[key]
+            return problems
+        prior = self._untrained(method) if method else None
+        view = target.view(attack.access)  # type: ignore[arg-type]
+        return [*attack.problems(view, replace(assets, prior=prior)), *_access(attack, method)]
+
+
+def _starts_public(config: Training, defenses: Sequence[Defense]) -> bool:
+    """Return whether a stage before a training is on public people."""
+    stage = first_stage(config, defenses)
+    if stage is None:
+        return False
+    return stage.data == "public" or _starts_public(stage.config, stage.defenses)
+
+
+def _access(attack: Attack, method: PriorMethod | None) -> list[str]:
+    """Check that a tied prior is fitted with no more access than the attack has."""
+    granted = max(CAPABILITIES.index(access) for access in attack.access)
+    while method is not None:
+        if method.access and CAPABILITIES.index(method.access) > granted:
+            return [
+                f"{attack.name} has access to {attack.access[0]} only, and the {method.name} prior "
+                f"is fitted with {method.access}. Use a prior that is fitted to no target."
+            ]
+        method = method.base_method
+    return []
+
+
+def _pretraining_problems(attack: Attack, target: Target, assets: Assets) -> list[str]:
+    """Dry-run the training of an attack on a few images: its networks must fit the features."""
+    assert attack.pretraining is not None
+    target = replace(target, module=deepcopy(target.module).to(META))
+    public = head(assets.require_public(), SHOWN)
+    known = replace(assets, public=public, prior=None, amortizer=None)
+    brief = attack.pretraining.brief()
+    ledger = Ledger()
+    try:
+        with ledger:
+            view = blank_view(target, brief)
+            invert(brief, view, known, people=range(2), work=DryRunWork(ledger))
+    except FrostglassError as error:
+        return list(error.problems)
+    except MODEL_ERRORS:  # cannot be dry-run; `check` says so
+        pass
+    return []
