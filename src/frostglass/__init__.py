@@ -1,37 +1,43 @@
 """Frostglass: train image models that cannot be inverted, and prove it by attacking them.
 
-The public names are imported on first use, because torch takes seconds.
+Public names are imported on first use, because importing torch takes seconds.
 """
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "Attack": "frostglass.attacks.base",
-    "Audit": "frostglass.audit.pipeline",
-    "Defense": "frostglass.defenses.base",
-    "Experiment": "frostglass.audit.config",
-    "Prior": "frostglass.priors.base",
-    "Reconstructions": "frostglass.core.types",
-    "Score": "frostglass.metrics.base",
-    "Split": "frostglass.core.types",
-    "Store": "frostglass.store.store",
-    "Target": "frostglass.core.types",
-    "ModelView": "frostglass.core.views",
-    "invert": "frostglass.attacks.base",
-    "make_split": "frostglass.data._splits",
-    "run": "frostglass.audit.pipeline",
-    "wrap": "frostglass.models.wrap",
-}
+from frostglass.core.lazy import lazy_exports
 
-__all__ = sorted(_HOMES)
+if TYPE_CHECKING:
+    from frostglass.attacks.base import Attack, invert, prior_only
+    from frostglass.auditing.experiment import Experiment, experiments
+    from frostglass.auditing.pipeline import audit
+    from frostglass.auditing.results import Audit
+    from frostglass.auditing.run import Run, run_all
+    from frostglass.auditing.run_folder import write_run
+    from frostglass.auditing.ship import release_folder, ship
+    from frostglass.core.assets import Assets
+    from frostglass.core.errors import FrostglassError
+    from frostglass.core.method import AuditSize, Budget, Method
+    from frostglass.core.parameters import parameters
+    from frostglass.core.prior import Prior
+    from frostglass.core.types import Images, Reconstructions, Split, Target
+    from frostglass.core.views import FeatureView, ModelView
+    from frostglass.data._splits import make_split
+    from frostglass.data.base import Dataset
+    from frostglass.defenses.base import Defense
+    from frostglass.deploy.client import Client, split_model
+    from frostglass.deploy.server import Server
+    from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
+    from frostglass.models.cut import cut
+    from frostglass.models.wrap import wrap
+    from frostglass.plan.estimate import estimate
+    from frostglass.plan.problems import problems
+    from frostglass.priors._files import read_prior, write_prior
+    from frostglass.priors.base import PriorMethod
+    from frostglass.report.build import build_report
+    from frostglass.store.files import Work
+    from frostglass.store.store import Store
+    from frostglass.training.loop import train_target
+    from frostglass.training.settings import Training
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"frostglass has no public name {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,4 +1,7 @@
-"""The command line: it calls library functions and holds no logic. Heavy imports happen inside commands, so that help answers at once."""
+"""The command line: it calls library functions and holds no logic.
+
+Heavy imports happen inside commands, so that help answers at once.
+"""
 
 import io
 import json
@@ -11,13 +14,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from frostglass.runtime.environment import set_kernel_defaults
+
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
 
-Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves nothing, 2 bad usage or config."""
+Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves
+nothing, 2 bad usage or config."""
 
 
 class Commands(TyperGroup):
-    """All commands run guarded, inside typer, which would otherwise answer for an interrupt and a closed pipe itself."""
+    """Runs all commands guarded: typer would handle interrupts and closed pipes itself."""
 
     def invoke(self, ctx: Any) -> Any:
         raise typer.Exit(guarded(lambda: super(Commands, self).invoke(ctx)))
@@ -32,15 +38,16 @@ app = typer.Typer(
     add_completion=False,
 )
 
+Config = Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")]
 StoreOption = Annotated[
     Path,
     typer.Option(
         "--store",
-        help="Folder that keeps finished steps; a run that was stopped goes on from it.",
+        help="Folder of finished steps; a stopped run resumes from it.",
         envvar="FROSTGLASS_STORE",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,7 +61,8 @@ PriorOption = Annotated[
     typer.Option(
         "--prior",
         metavar="SOURCE",
-        help="Use your own generator instead of the config's prior: onnx:FILE, torchscript:FILE or MODULE:FUNCTION.",
+        help="Use your own generator instead of the config's prior: onnx:FILE, torchscript:FILE "
+        "or MODULE:FUNCTION.",
     ),
 ]
 LatentOption = Annotated[
@@ -62,7 +70,7 @@ LatentOption = Annotated[
     typer.Option(
         "--latent",
         metavar="KIND:SHAPE",
-        help="What that generator takes, e.g. normal:512 or uniform:100x1x1.",
+        help="That generator's input, e.g. normal:512 or uniform:100x1x1.",
     ),
 ]
 RangeOption = Annotated[
@@ -70,23 +78,21 @@ RangeOption = Annotated[
     typer.Option(
         "--range",
         metavar="BLACK:WHITE",
-        help="What that generator puts out for black and white; -1:1 by default.",
+        help="That generator's output for black and white; -1:1 by default.",
     ),
 ]
 ResizeOption = Annotated[
-    bool, typer.Option("--resize", help="Accept pictures of another size from that generator.")
+    bool, typer.Option("--resize", help="Accept images of another size from that generator.")
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Folder for the run's numbers, pictures and report.")
+    Path | None, typer.Option("--out", help="Folder for the run's numbers, images and report.")
 ]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")
 ]
 RedactOption = Annotated[
     bool,
-    typer.Option(
-        "--redact", help="Blur faces and hide names in the report; the run's own files keep both."
-    ),
+    typer.Option("--redact", help="Blur faces and hide names in the report; run files keep both."),
 ]
 STORE = Path(".frostglass")
 
@@ -99,15 +105,16 @@ def demo(
     threads: ThreadsOption = None,
     redact: RedactOption = False,
 ) -> None:
-    """Audit an undefended and a defended model on embedded faces: the main job, in minutes."""
-    from frostglass.cli.work import demo_settings, run_settings
+    """Audit an undefended and a defended model on embedded faces, in minutes."""
+    from frostglass.auditing.config_file import demo_config
+    from frostglass.cli.run import run_settings
 
-    run_settings(demo_settings(), store, out, as_json=as_json, threads=threads, redact=redact)
+    run_settings(demo_config(), store, out, as_json=as_json, threads=threads, redact=redact)
 
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
+    config: Config,
     settings: SetOption = None,
     prior: PriorOption = None,
     latent: LatentOption = None,
@@ -119,9 +126,9 @@ def run(
     threads: ThreadsOption = None,
     redact: RedactOption = False,
 ) -> None:
-    """Run an experiment or a grid; run it again to resume."""
-    from frostglass.audit.config import read_with_generator
-    from frostglass.cli.work import run_settings
+    """Run an experiment or a grid, on a model or on features; run it again to resume."""
+    from frostglass.auditing.config_file import read_with_generator
+    from frostglass.cli.run import run_settings
 
     values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
     run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
@@ -129,7 +136,7 @@ def run(
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")],
+    config: Config,
     settings: SetOption = None,
     prior: PriorOption = None,
     latent: LatentOption = None,
@@ -138,25 +145,18 @@ def check(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Report every problem of a config at once, and what it would cost; computes nothing."""
-    from frostglass.audit.config import read_with_generator
-    from frostglass.cli.work import check_settings
+    """Report every problem of a config at once, or estimate its time and memory by a dry run."""
+    from frostglass.auditing.config_file import read_with_generator
+    from frostglass.cli.run import check_settings
 
-    check_settings(
-        read_with_generator(config, settings or (), prior, latent, span, resize=resize),
-        store,
-        as_json=as_json,
-    )
+    values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
+    check_settings(values, store, as_json=as_json)
 
 
 @app.command()
 def protect(
-    config: Annotated[
-        Path, typer.Argument(help="A TOML file about a split model: one whose target has a cut.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the two halves, client and server.")
-    ],
+    config: Annotated[Path, typer.Argument(help="A TOML file about a split model (target.cut).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the halves, client and server.")],
     only: Annotated[
         str | None,
         typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label."),
@@ -166,30 +166,27 @@ def protect(
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Split a model: a client that lets out protected features only, and a server that answers them."""
-    from frostglass.audit.config import read_config
-    from frostglass.cli.features import protect_settings
+    """Split a model: a client that releases protected features, and a server that uses them."""
+    from frostglass.auditing.config_file import read_config
+    from frostglass.cli.split import protect_settings
 
-    protect_settings(
-        read_config(config, settings or ()), store, out, only, as_json=as_json, threads=threads
-    )
+    values = read_config(config, settings or ())
+    protect_settings(values, store, out, only, as_json=as_json, threads=threads)
 
 
 @app.command()
 def release(
     client: Annotated[Path, typer.Argument(help="The client folder that protect wrote.")],
-    pictures: Annotated[Path, typer.Argument(help="A folder of pictures.")],
+    images: Annotated[Path, typer.Argument(help="A folder of images.")],
     out: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seed of the protection's random numbers.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the protection's noise.")] = 0,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Protect pictures with a client: write the features that may leave the device. Run it again to resume."""
-    from frostglass.cli.features import release_features
+    """Write the protected features that a client releases for images; run it again to resume."""
+    from frostglass.cli.split import release_features
 
-    release_features(client, pictures, out, seed=seed, as_json=as_json, threads=threads)
+    release_features(client, images, out, seed=seed, as_json=as_json, threads=threads)
 
 
 @app.command(name="list")
@@ -197,24 +194,24 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="datasets, models, defenses, priors, attacks, feature_attacks or metrics; all of them if not given."
+            help="datasets, models, defenses, priors, attacks or metrics; all if not given."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what exists, or what exists of a kind."""
-    from frostglass.cli.work import list_kind
+    """List all methods, plugins included, or those of one kind."""
+    from frostglass.cli.show import list_kind
 
     list_kind(kind, as_json=as_json)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi.")],
+    name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi, or MODULE:CLASS.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a method: what it does, its parameters, its paper and where we differ from it."""
-    from frostglass.cli.work import show_method
+    """Explain a method: what it does, its parameters, its paper and where the code differs."""
+    from frostglass.cli.show import show_method
 
     show_method(name, as_json=as_json)
 
@@ -228,7 +225,7 @@ def report(
     redact: RedactOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one self-contained HTML file, and its JSON, from finished runs."""
+    """Make one self-contained HTML file, and its JSON, from finished runs of either surface."""
     from frostglass.report.build import build_report
 
     path = build_report(runs, out, redact=redact)
@@ -237,27 +234,25 @@ def report(
 
 @app.command()
 def convert(
-    kind: Annotated[str, typer.Argument(help="What the weights are of: stylegan2.")],
+    kind: Annotated[str, typer.Argument(help="Kind of generator: stylegan2.")],
     source: Annotated[
         Path,
-        typer.Argument(
-            metavar="IN", help="A pickle of NVIDIA's; it is read as data, and no code in it is run."
-        ),
+        typer.Argument(metavar="IN", help="A pickle published by NVIDIA; its code is not run."),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The safetensors file to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn published weights of a generator into safetensors, without unpickling them."""
-    from frostglass.cli.work import convert_weights
+    """Convert published weights of a generator to safetensors, without unpickling them."""
+    from frostglass.cli.show import convert_weights
 
     convert_weights(kind, source, out, force=force, as_json=as_json)
 
 
 @app.command()
 def doctor(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """Say what this machine can run."""
-    from frostglass.cli.work import diagnose
+    """Describe this machine: versions, cores, memory, device and CPU kernels."""
+    from frostglass.cli.show import diagnose
 
     diagnose(store, as_json=as_json)
 
@@ -274,14 +269,14 @@ def _options(
 
 
 def guarded(command: Callable[[], Any]) -> int:
-    """Run a command and turn the package's own errors into one line and an exit code; anything else is a bug and keeps its traceback."""
+    """Turn the package's errors into one line and an exit code; a bug keeps its traceback."""
     from frostglass.core.errors import ConfigError, FrostglassError
 
     try:
         try:
             command()
         finally:
-            sys.stdout.flush()  # a reader that is gone is noticed here, and not while Python shuts down
+            sys.stdout.flush()  # notice a closed pipe here, not while Python shuts down
     except FrostglassError as error:
         problems = error.problems if isinstance(error, ConfigError) else (str(error),)
         lines = [" ".join(problem.splitlines()) for problem in problems]
@@ -289,23 +284,20 @@ def guarded(command: Callable[[], Any]) -> int:
         print("frostglass: " + "\n  ".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("frostglass: stopped; the same command goes on from here", file=sys.stderr)
+        print("frostglass: stopped; run the same command again to resume", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # As for a process that the closed pipe killed, and never 0: the verdict of a run may not have been reached.
+        # The code of a process killed by a closed pipe, never 0: the verdict may be missing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
 
 def main() -> None:
-    """Entry point of the `frostglass` command."""
+    """Run the `frostglass` command."""
+    set_kernel_defaults(os.environ)  # before torch is imported: MKL reads it once
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # formulas and names go to any terminal, as they do on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")  # formulas print on any terminal
     if not sys.flags.safe_path:
-        sys.path.append(
-            ""
-        )  # a model of the user's own, module:function, may lie in the current folder
+        sys.path.append("")  # a user's own module:function may be in the current folder
     app()

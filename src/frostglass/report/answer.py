@@ -1,231 +1,384 @@
-"""The page's first sentences: what leaks from a model, and what a defense changes."""
+"""The first sentences of a page: what leaks, and what a defense or protection changes and costs."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 
-from frostglass.audit.config import Judging
+from frostglass.auditing.controls import MOST_PARTIAL
+from frostglass.auditing.experiment import Judging
 from frostglass.metrics._stats import interval
-from frostglass.report.arrange import Aim, Entry, Study, named
-from frostglass.report.charts import listed, number, span
+from frostglass.report.load import Measured
+from frostglass.report.study import UNPROTECTED, Entry, Study, Subject, named
+from frostglass.report.text import listed, number, sentence, span
 
 ATTACKERS = {
-    "gradients": "an attacker who has its weights and public pictures of other people",
-    "scores": "an attacker who may ask it for scores and has public pictures of other people",
-    "labels": "an attacker who sees only the labels it answers and has public pictures of other people",
+    "gradients": "an attacker with its weights and public images of other people",
+    "scores": "an attacker who can query its scores and has public images of other people",
+    "labels": "an attacker who sees only predicted labels and has public images of other people",
 }
 MASKED = "which may be masked gradients and not privacy"
+MAX_COMPARED = 4  # subjects that are compared one by one
 
 
 def answer(study: Study) -> dict[str, list[str]]:
-    """The page's first sentences: `vacuous` says what proves nothing (in red), `sentences` what leaks and what a defense changes."""
-    sound = [aim for aim in study.aims if not aim.vacuous]
-    hollow = [aim for aim in study.aims if aim.vacuous]
-    vacuous = _hollow_sentences(hollow, everything=not sound)
-    sentences = []
+    """Return `vacuous`, sentences about what proves nothing, and `sentences`, the findings."""
+    sound = [subject for subject in study.subjects if not subject.vacuous]
+    vacuous = [subject for subject in study.subjects if subject.vacuous]
+    sentences = [_release_sentence(study)] if study.surface == "features" else []
     if sound:
-        bases = [aim for aim in sound if aim.kind == "undefended"]
-        lead = max(bases or sound, key=lambda aim: aim.strongest.leak.value)
-        sentences = [
-            _leak_sentence(lead),
-            _change_sentence([aim for aim in sound if aim is not lead], lead, bases),
-        ]
-    return {"vacuous": vacuous, "sentences": sentences}
+        bases = [subject for subject in sound if subject.plain]
+        lead = max(bases or sound, key=lambda subject: subject.strongest.score.value)
+        others = [subject for subject in sound if subject is not lead]
+        leak = _model_leak if study.surface == "model" else _feature_leak
+        sentences += [leak(study, lead), _change_sentence(study, others, lead, bases)]
+    return {
+        "vacuous": _vacuous_sentences(study, vacuous, everything=not sound),
+        "sentences": sentences,
+    }
 
 
-def _hollow_sentences(aims: Sequence[Aim], *, everything: bool) -> list[str]:
-    if not aims:
+def _vacuous_sentences(study: Study, subjects: Sequence[Subject], *, everything: bool) -> list[str]:
+    if not subjects:
         return []
-    subject = "This audit is VACUOUS" if everything else f"For {named(aims)} this audit is VACUOUS"
-    uncontrolled = any(
-        not entry.facts.controls.control_lift for aim in aims for entry in aim.entries
-    )
-    reason = (
-        "no positive control was run, so a failed attack cannot be told from a good defense"
-        if uncontrolled
-        else "the attack fails even on a model without any defense, so its failure on any other model proves nothing"
-    )
-    sentences = [
-        f"{subject}: {reason}.",
-        "A low number means a weak attack here, not a safe model.",
-    ]
+    whole = "This audit is VACUOUS"
+    opening = whole if everything else f"For {named(subjects)} this audit is VACUOUS"
+    if study.weak_embedder:
+        return [
+            f"{opening}: the network that compares faces hardly tells people apart, so no "
+            "similarity on this page means anything.",
+            "A low number means a weak embedder here, not a safe feature.",
+        ]
+    reasons: dict[str, list[str]] = {}
+    for entry in (entry for subject in subjects for entry in subject.entries):
+        reasons.setdefault(_why(entry), []).append(entry.method)
+    if len(reasons) > 1:
+        reasons = {f"{r} ({listed(list(dict.fromkeys(m)))})": m for r, m in reasons.items()}
+    safe = "model" if study.surface == "model" else "feature"
     # A broken model is broken, whatever the controls lack.
-    leaks = [
-        aim
-        for aim in aims
-        if min(lift.low for lift in aim.strongest.facts.controls.lift.values()) > Judging().margin
-    ]
-    return sentences + [
-        f"A high number is a leak all the same: {_recognised(aim.strongest)} for {aim.name}."
-        for aim in leaks
+    leaks = [subject for subject in subjects if _lift(subject.strongest) > Judging().margin]
+    return [
+        f"{opening}: {'; '.join(reasons)}.",
+        f"A low number means a weak attack here, not a safe {safe}.",
+        *(
+            f"A high number is a leak all the same: {_scored(subject.strongest)} for "
+            f"{subject.name if study.surface == 'model' else subject.strongest.label}."
+            for subject in leaks
+        ),
     ]
 
 
-def _leak_sentence(aim: Aim) -> str:
-    entry = aim.strongest
-    people, candidates = entry.rebuilt.shape[:2]
-    judges = len(entry.judges)
-    judge = {1: "an independent judge", 2: "the stricter of two independent judges"}.get(
-        judges, f"the strictest of {judges} independent judges"
-    )
-    _, opening, details = aim.name.partition(" (")
-    model = (
-        f"the model defended with {aim.name}"
-        if aim.kind == "defended"
-        else f"the {aim.kind} model{opening}{details}"
-    )
-    who = ATTACKERS.get(entry.access, "an attacker with public pictures of other people")
-    share, reach = number(entry.leak.value, "percent"), span(entry.leak)
-    guess = f"guessing with the same prior: {number(entry.facts.prior_only[entry.strictest].value, 'percent')}"
-    if candidates == 1:
-        hits = number(round(entry.leak.value * people), "count")
+def _lift(entry: Entry) -> float:
+    """Return the lower end of the lift above the prior-only baseline."""
+    lift = entry.facts.controls.lift
+    return _lowest({"": lift["similarity"]} if entry.surface == "features" else lift)
+
+
+def _lowest(scores: Mapping[str, Measured]) -> float:
+    return min(score.low for score in scores.values())
+
+
+def _why(entry: Entry) -> str:
+    """Say why an audit proves nothing, without the numbers, which stand beside its name."""
+    features = entry.surface == "features"
+    if len(entry.facts.partial) > MOST_PARTIAL * len(entry.reconstructions):
+        about = "features" if features else "model"
         return (
-            f"From {model}, {who} rebuilt {hits} of {number(people, 'count')} people so well that {judge} recognised them "
-            f"({share}, interval {reach}{_lenient(entry)}; {guess})."
+            "the search stopped early for most people, so a low number says nothing about the "
+            f"{about}"
+        )
+    if not entry.facts.controls.control_lift:
+        good = "protection" if features else "defense"
+        return (
+            "no positive control was run, so a failed attack cannot be distinguished from a good "
+            f"{good}"
+        )
+    if not features and _lowest(entry.facts.controls.control_lift) > Judging().margin:
+        return entry.vacuous  # the positive control is fine, so it is something else
+    if features:
+        return (
+            "the attack fails even on unprotected features, so its failure on others proves nothing"
         )
     return (
-        f"From {model}, {who} rebuilt {number(people, 'count')} people, and {judge} recognised the right person in {share} of "
-        f"{number(people * candidates, 'count')} pictures (interval {reach}{_lenient(entry)}; {guess})."
+        "the attack fails even on a model without any defense, so its failure on any other model "
+        "proves nothing"
     )
 
 
-def _change_sentence(others: Sequence[Aim], lead: Aim, bases: Sequence[Aim]) -> str:
-    """What the defended models change, each against the undefended model that is most like it."""
+def _release_sentence(study: Study) -> str:
+    """Say what leaves the device, and what for."""
+    cuts = {
+        (facts.cut, facts.target.model): facts.facts.feature_shape
+        for facts in (subject.facts for subject in study.subjects)
+    }
+    parts = [
+        f"{number(math.prod(shape), 'count')} numbers ({'×'.join(map(str, shape))}), the output "
+        f"of layer {cut} of {'an' if model[:1].lower() in 'aeiou' else 'a'} {model}"
+        for (cut, model), shape in cuts.items()
+    ]
+    names = study.subjects[0].facts.attributes
+    count = number(len(names), "count")
+    what = f"one attribute ({names[0]})" if len(names) == 1 else f"{count} attributes"
+    where = f"depending on the cut, {'; or '.join(parts)}" if len(parts) > 1 else parts[0]
+    return (
+        "Instead of each image, its feature leaves the device, so that a server can predict "
+        f"{what}: {where}."
+    )
+
+
+def _evaluator(study: Study) -> str:
+    count = len(study.first.evaluators)
+    names = {1: "an evaluator", 2: "the stricter of two evaluators"}
+    return names.get(count, f"the strictest of {count} evaluators")
+
+
+def _details(subject: Subject) -> str:
+    """Return the part of a name in parentheses."""
+    _, opening, details = subject.name.partition(" (")
+    return f"{opening}{details}"
+
+
+def _model_leak(study: Study, subject: Subject) -> str:
+    entry, evaluator = subject.strongest, _evaluator(study)
+    people, candidates = entry.reconstructions.shape[:2]
+    model = f"the {subject.kind} model{_details(subject)}"
+    if subject.kind == "defended":
+        model = f"the model defended with {subject.name}"
+    who = ATTACKERS.get(entry.access, "an attacker with public images of other people")
+    share = number(entry.score.value, "percent")
+    baseline = f"prior-only baseline: {number(entry.baseline, 'percent')}"
+    reach = f"interval {span(entry.score)}{_lenient(entry)}; {baseline}"
+    if candidates == 1:
+        hits = number(round(entry.score.value * people), "count")
+        return (
+            f"From {model}, {who} reconstructed {hits} of {number(people, 'count')} people so "
+            f"well that {evaluator} recognised them ({share}, {reach})."
+        )
+    return (
+        f"From {model}, {who} reconstructed {number(people, 'count')} people, and {evaluator} "
+        f"recognised the right person in {share} of {number(people * candidates, 'count')} images "
+        f"({reach})."
+    )
+
+
+def _feature_leak(study: Study, subject: Subject) -> str:
+    entry, scale = subject.strongest, subject.facts.controls.references
+    features = f"features protected by {subject.name}"
+    if subject.plain:
+        features = f"{UNPROTECTED} features{_details(subject)}"
+    who = f"the attack {entry.method}"
+    if len(subject.entries) > 1:
+        who = f"the strongest of {len(subject.entries)} attacks ({entry.method})"
+    same, other = (number(x, "decimal") for x in (scale.same_person, scale.different_people))
+    references = (
+        f"two photos of one person reach {same}, photos of two people {other} and the prior-only "
+        f"baseline {number(entry.baseline, 'decimal')}"
+    )
+    people = f"{number(len(study.first.identities), 'count')} people"
+    if entry.embeds:
+        return (
+            f"From {features}, {who} predicted face embeddings, without making an image: for "
+            f"{people} with {_scored(entry)}; {references}."
+        )
+    share = number(entry.facts.scores[entry.strictest].value, "percent")
+    return (
+        f"From {features}, {who} reconstructed images of {people} that resemble the true ones "
+        f"with {_scored(entry)}; {references}. In {share} of them {_evaluator(study)} recognised "
+        "the person."
+    )
+
+
+def _change_sentence(
+    study: Study, others: Sequence[Subject], lead: Subject, bases: Sequence[Subject]
+) -> str:
+    """Compare each defended subject with the undefended one that is most like it."""
     if not bases:
-        return _uncompared_sentence(others, lead)
-    defended = [aim for aim in others if aim.kind != "undefended"]
+        return (_uncompared_models if study.surface == "model" else _uncompared_features)(
+            others, lead
+        )
+    defended = [subject for subject in others if not subject.plain]
+    if not defended and study.surface == "model":
+        return (
+            "No defended model is part of this report, so it does not say what a defense would "
+            "change."
+        )
     if not defended:
-        return "No defended model is part of this report, so it does not say what a defense would change."
-    pairs = [(aim, _base(aim, bases, lead)) for aim in defended]
-    text = (
-        "; ".join(_change(aim, base) for aim, base in pairs) if len(pairs) <= 3 else _range(pairs)
-    )
-    return _sentence(text)
+        return (
+            "No protected features are part of this report, so it does not say what a protection "
+            "would change."
+        )
+    pairs = [(subject, _base(subject, bases, lead)) for subject in defended]
+    if len(pairs) > MAX_COMPARED:
+        return sentence(_range(study, pairs))
+    return sentence("; ".join(_change(subject, base) for subject, base in pairs))
 
 
-def _base(aim: Aim, bases: Sequence[Aim], lead: Aim) -> Aim:
-    """The undefended model of the same recipe, else of the same architecture."""
-    alike = [base for base in bases if base.recipe == aim.recipe]
-    return next(
-        iter(alike or [base for base in bases if _architecture(base) == _architecture(aim)]), lead
-    )
+def _base(subject: Subject, bases: Sequence[Subject], lead: Subject) -> Subject:
+    """Return the undefended subject of the same recipe, else layer and architecture, else lead."""
+
+    def place(each: Subject) -> tuple[str, str]:
+        return getattr(each.facts, "cut", ""), each.strongest.facts.target.model
+
+    alike = [base for base in bases if place(base) == place(subject)]
+    if lead.entries[0].surface == "model":
+        alike = [base for base in bases if base.recipe == subject.recipe] or alike
+    return next(iter(alike), lead)
 
 
-def _change(aim: Aim, base: Aim) -> str:
-    entry, effect = aim.strongest, _effect(aim, base)
-    name, seen, price = (
-        aim.name if aim.kind == "defended" else f"the {aim.name}",
-        _recognised(entry),
-        _price(aim, base),
-    )
+def _change(subject: Subject, base: Subject) -> str:
+    entry, effect, price = subject.strongest, _effect(subject, base), _price(subject, base)
+    features = entry.surface == "features"
+    name = f"the {subject.name}" if subject.kind == "given" else subject.name
+    score = f"{_scored(entry)} by {entry.method}" if features else _scored(entry)
     if effect == "lowers":
-        text = f"{name} lowers this to {seen} and {price}"
+        # No promise: another attack may find more.
+        nothing = features and _lift(entry) <= 0
+        extra = ", not above the prior-only baseline beyond chance," if nothing else ""
+        text = f"{name} lowers this to {score}{extra} and {price}"
     elif effect == "raises":
-        text = f"{name} does not lower it but raises it to {seen} and {price}"
+        text = f"{name} does not lower it but raises it to {score} and {price}"
     else:
-        text = f"{name} does not clearly lower it: {seen}, where the judges do not all see a difference beyond chance on the same people; it {price}"
-    if aim.stalled:
-        text += f", but the attack did not take hold there (the model itself accepts {_success(entry)} of the pictures), {MASKED}"
+        chance = "no difference beyond chance on the same people"
+        if not features:
+            chance = (
+                "where the evaluators do not all see a difference beyond chance on the same people"
+            )
+        text = f"{name} does not clearly lower it: {score}, {chance}; it {price}"
+    if subject.stalled:
+        accepted = number(entry.facts.scores["target_top1"].value, "percent")
+        text += (
+            f", but the attack did not converge there (the model itself accepts {accepted} of the "
+            f"images), {MASKED}"
+        )
     return text
 
 
-def _effect(aim: Aim, base: Aim) -> Literal["lowers", "raises", "leaves"]:
-    """A defense lowers leakage only if all judges say so with 95 % confidence; it raises it if one does."""
-    changes = [_reach(aim.strongest, base.strongest, judge) for judge in aim.strongest.judges]
+def _effect(subject: Subject, base: Subject) -> Literal["lowers", "raises", "leaves"]:
+    """Say lowered only if all evaluators do so with 95 % confidence, raised if one does."""
+    entry, other = subject.strongest, base.strongest
+    if entry.surface == "features":
+        changes = [interval(entry.by_person - other.by_person)]
+    else:
+        changes = [_recognised_change(entry, other, name) for name in entry.evaluators]
     if any(low > 0 for low, _ in changes):
         return "raises"
     return "lowers" if all(high < 0 for _, high in changes) else "leaves"
 
 
-def _reach(entry: Entry, base: Entry, judge: str) -> tuple[float, float]:
-    """Interval of the change of one judge's verdict, person by person where both audits attacked the same people."""
-    mine, theirs = entry.facts.scores[judge], base.facts.scores[judge]
+def _recognised_change(entry: Entry, base: Entry, evaluator: str) -> tuple[float, float]:
+    """Return the interval of the change, person by person if both audits attacked the same."""
+    own, other = entry.facts.scores[evaluator], base.facts.scores[evaluator]
+    mine, theirs = own.by_identity or [], other.by_identity or []
     same_people = entry.run.facts.identities == base.run.facts.identities
-    if (
-        same_people
-        and mine.by_identity
-        and theirs.by_identity
-        and len(mine.by_identity) == len(theirs.by_identity)
-    ):
-        return interval(torch.tensor(mine.by_identity) - torch.tensor(theirs.by_identity))
-    return mine.low - theirs.high, mine.high - theirs.low
+    if same_people and mine and len(mine) == len(theirs):
+        return interval(torch.tensor(mine) - torch.tensor(theirs))
+    return own.low - other.high, own.high - other.low
 
 
-def _price(aim: Aim, base: Aim) -> str:
-    # The difference of what is printed, so that a reader who subtracts finds the same.
-    before, after = round(base.accuracy, 3), round(aim.accuracy, 3)
+def _price(subject: Subject, base: Subject) -> str:
+    """Say what a defense costs: accuracy of a model, utility of features."""
+    if subject.entries[0].surface == "features":
+        return _utility_price(base.utility.mean_mcc, subject.utility.mean_mcc)
+    # The difference of what is printed, so that a reader who subtracts gets the same.
+    before, after = round(base.accuracy, 3), round(subject.accuracy, 3)
     shown = f"{number(before, 'points')}\u00a0→\u00a0{number(after, 'percent')}"
     if before == after:
-        return f"costs no accuracy on held-out pictures ({shown})"
+        return f"costs no accuracy on held-out images ({shown})"
     points = number(abs(before - after), "points")
-    return f"{'costs' if after < before else 'gains'} {points} point{'' if points == '1' else 's'} of accuracy on held-out pictures ({shown})"
+    verb, plural = "costs" if after < before else "gains", "" if points == "1" else "s"
+    return f"{verb} {points} point{plural} of accuracy on held-out images ({shown})"
 
 
-def _range(pairs: Sequence[tuple[Aim, Aim]]) -> str:
-    leaks = sorted(aim.strongest.leak.value for aim, _ in pairs)
-    costs = sorted(round(base.accuracy, 3) - round(aim.accuracy, 3) for aim, base in pairs)
-    failing = [aim for aim, base in pairs if _effect(aim, base) != "lowers"]
-    stalled = [aim for aim, _ in pairs if aim.stalled]
-    text = (
-        f"with the {len(pairs)} defended models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}, and they cost "
-        f"between {number(costs[0], 'points')} and {number(costs[-1], 'points')} points of accuracy on held-out pictures; "
+def _utility_price(plain: float, protected: float) -> str:
+    before, after = round(plain, 2), round(protected, 2)
+    shown = f"MCC {number(before, 'decimal')}\u00a0→\u00a0{number(after, 'decimal')}"
+    if before == after:
+        return f"costs no utility ({shown})"
+    verb = "costs" if after < before else "gains"
+    return f"{verb} {number(abs(before - after), 'decimal')} of utility ({shown})"
+
+
+def _range(study: Study, pairs: Sequence[tuple[Subject, Subject]]) -> str:
+    unit = study.unit
+    scores = sorted(subject.strongest.score.value for subject, _ in pairs)
+    failing = [subject for subject, base in pairs if _effect(subject, base) != "lowers"]
+    stalled = [subject for subject, _ in pairs if subject.stalled]
+    if study.surface == "model":
+        costs = sorted(round(b.accuracy, 3) - round(s.accuracy, 3) for s, b in pairs)
+        what, under = f"the {len(pairs)} defended models", ""
+        cost = [number(x, "points") for x in costs] + ["points of accuracy on held-out images"]
+    else:
+        mcc = sorted(round(b.utility.mean_mcc, 2) - round(s.utility.mean_mcc, 2) for s, b in pairs)
+        lowest = min((subject for subject, _ in pairs), key=lambda s: s.strongest.score.value)
+        what, under = f"{len(pairs)} protections", f" under {lowest.name}"
+        cost = [number(x, "decimal") for x in mcc] + ["of utility (MCC)"]
+    verb = "does" if len(failing) == 1 else "do"
+    result = f"{named(failing)} {verb} not clearly lower it" if failing else "all of them lower it"
+    masked = f"; the attack did not converge on {named(stalled)}, {MASKED}" if stalled else ""
+    return (
+        f"with {what} it is between {number(scores[0], unit)}{under} and "
+        f"{number(scores[-1], unit)}, and they cost between {cost[0]} and {cost[-2]} {cost[-1]}; "
+        f"{result}{masked}"
     )
-    text += (
-        f"{named(failing)} {'does' if len(failing) == 1 else 'do'} not clearly lower it"
-        if failing
-        else "all of them lower it"
-    )
-    return text + (
-        f"; the attack did not take hold on {named(stalled)}, {MASKED}" if stalled else ""
-    )
 
 
-def _uncompared_sentence(others: Sequence[Aim], lead: Aim) -> str:
-    """For a report without an undefended model: all that is known of one is the positive control."""
-    controlled = [
-        entry for entry in lead.entries if entry.facts.controls.control_lift
-    ]  # never empty: without any, the model is vacuous
-    best = max(controlled, key=lambda entry: entry.leak.value)
+def _others(others: Sequence[Subject], noun: str) -> str:
+    """Say the scores of other subjects; "" for none."""
+    if not others:
+        return ""
+    if len(others) <= MAX_COMPARED:
+        return f"for {listed([f'{s.name} it is {_scored(s.strongest)}' for s in others])}; "
+    scores = sorted(subject.strongest.score.value for subject in others)
+    low, high = (number(x, others[0].strongest.unit) for x in (scores[0], scores[-1]))
+    return f"for the {len(others)} other {noun} it is between {low} and {high}; "
+
+
+def _uncompared_models(others: Sequence[Subject], lead: Subject) -> str:
+    """Compare with the positive control, where no undefended model is part of the report."""
+    # Never empty: a model without any control is vacuous.
+    controlled = [entry for entry in lead.entries if entry.facts.controls.control_lift]
+    best = max(controlled, key=lambda entry: entry.score.value)
     control = min(best.facts.controls.control_lift.values(), key=lambda score: score.low)
-    leaks = sorted(aim.strongest.leak.value for aim in others)
-    stalled = [aim for aim in (lead, *others) if aim.stalled]
-    text = ""
-    if 0 < len(others) <= 3:
-        text = (
-            f"for {listed([f'{aim.name} it is {_recognised(aim.strongest)}' for aim in others])}; "
-        )
-    elif others:
-        text = f"for the {len(others)} other models it is between {number(leaks[0], 'percent')} and {number(leaks[-1], 'percent')}; "
-    text += (
-        f"the same attack on an undefended model scores {number(control.value, 'points')} points above guessing "
-        f"(at least {number(control.low, 'points')}), so it works there"
+    stalled = [subject for subject in (lead, *others) if subject.stalled]
+    text = (
+        f"{_others(others, 'models')}the same attack on an undefended model scores "
+        f"{number(control.value, 'points')} points above the prior-only baseline (at least "
+        f"{number(control.low, 'points')}), so it works there"
     )
     if stalled:
-        text += f", but it did not take hold on {named(stalled)}, {MASKED}"
-    if any(aim.kind == "defended" for aim in (lead, *others)):
-        text += "; that model is not part of this report, so the price of defending in accuracy cannot be told"
-    return _sentence(text)
+        text += f", but it did not converge on {named(stalled)}, {MASKED}"
+    if any(subject.kind == "defended" for subject in (lead, *others)):
+        text += "; that model is not part of this report, so the cost in accuracy is not known"
+    return sentence(text)
 
 
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
+def _uncompared_features(others: Sequence[Subject], lead: Subject) -> str:
+    """Compare with the positive control, where no unprotected features are part of the report."""
+    control = lead.strongest.facts.controls.control_lift["similarity"]
+    text = (
+        f"{_others(others, 'protections')}on {UNPROTECTED} features the same attack scores "
+        f"{number(control.value, 'decimal')} above the prior-only baseline (at least "
+        f"{number(control.low, 'decimal')}), so it works there; "
+    )
+    if not (lead.acts_at_release and len(lead.facts.defenses) == 1):
+        return sentence(
+            f"{text}those are not part of this report, so the cost of a protection is not known"
+        )
+    price = _utility_price(lead.facts.plain_utility.mean_mcc, lead.utility.mean_mcc)
+    return sentence(f"{text}compared with plain features of the same network {lead.name} {price}")
 
 
-def _architecture(aim: Aim) -> str:
-    return aim.strongest.facts.target.model
-
-
-def _success(entry: Entry) -> str:
-    return number(entry.facts.scores["target_top1"].value, "percent")
-
-
-def _recognised(entry: Entry) -> str:
-    return f"{number(entry.leak.value, 'percent')} (interval {span(entry.leak)}{_lenient(entry)})"
+def _scored(entry: Entry) -> str:
+    value, reach = number(entry.score.value, entry.unit), span(entry.score, entry.unit)
+    if entry.surface == "features":
+        return f"a similarity of {value} (interval {reach})"
+    return f"{value} (interval {reach}{_lenient(entry)})"
 
 
 def _lenient(entry: Entry) -> str:
-    """The most generous judge's share, where it is so much higher that the strictest alone would flatter the model."""
-    most = max(entry.facts.scores[judge].value for judge in entry.judges)
-    who = "the other judge" if len(entry.judges) == 2 else "the most lenient judge"
-    return f"; {number(most, 'percent')} by {who}" if most - entry.leak.value > 0.1 else ""
+    """Give the most lenient evaluator's share where the strictest would flatter the model."""
+    most = max(entry.facts.scores[name].value for name in entry.evaluators)
+    two = len(entry.evaluators) == 2
+    who = "the other evaluator" if two else "the most lenient evaluator"
+    return f"; {number(most, 'percent')} by {who}" if most - entry.score.value > 0.1 else ""

@@ -1,86 +1,103 @@
-"""A report: one self-contained HTML page, and the JSON it was made from, out of finished runs.
+"""A report: one self-contained HTML page and, beside it, the JSON it was made from.
 
-Every number comes from a run's files, which are checked against each other first; nothing is measured here.
+Every number comes from the files of finished runs; nothing is measured here.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from frostglass.audit.grid import RUN_FORMAT
-from frostglass.core.errors import DataError
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from frostglass.auditing.run_folder import FILES, RUN_FORMAT
+from frostglass.core.errors import DataError, StoreError
 from frostglass.report.answer import answer
-from frostglass.report.arrange import Study, group
-from frostglass.report.charts import SHAPES, picture, scale, span, track
-from frostglass.report.feature_runs import is_of_features
-from frostglass.report.features import build_feature_report
-from frostglass.report.matrix import attack_notes, matrix
-from frostglass.report.page import (
-    PICTURE_BYTES,
-    check_place,
-    distinct_folders,
-    rendered,
-    write_report,
-)
-from frostglass.report.recipes import training_caption, training_notes, training_rows
+from frostglass.report.arrange import group
+from frostglass.report.load import read_run
+from frostglass.report.panels.features import feature_notes, features_panel
+from frostglass.report.panels.matrix import attack_notes
+from frostglass.report.panels.model import model_panel
+from frostglass.report.recipes import training_notes
 from frostglass.report.redact import without_names_and_faces
-from frostglass.report.runs import open_run, read_run
-from frostglass.report.tables import cell, checks, picture_tables, recognised
-from frostglass.report.tradeoff import tradeoff
+from frostglass.report.study import Study
+from frostglass.store.files import full_disk_reported, write_bytes
 
-CONVENTIONS = {
-    "mean": "mean over all pictures and people (KED-MI, BiDO, LOMMA, TL-DMI, PPA, PLG-MI, CALoR)",
-    "selected": "only the picture the model likes best (GMI)",
-    "any": "a person counts when any picture succeeds (GMI, “acc5”)",
-    "first": "only the first picture (BREP-MI)",
-    "std_draws": "spread over pictures, as a standard deviation (BiDO)",
-    "var_draws": "spread over pictures, as a variance (KED-MI)",
-    "std_identities": "spread over people (VMI)",
-    "top5": "among the judge's five best guesses, mean",
-    "top5_last": "among the five best guesses, last picture only (LOMMA, TL-DMI)",
-}
+IMAGE_BYTES = 2_000_000  # of all images of a page together: it should open on a phone
 
 
-def build_report(runs: Sequence[Path], out: Path, *, redact: bool = False) -> Path:
-    """Write one HTML page about finished runs to `out`, and the JSON it was made from beside it.
+def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) -> Path:
+    """Write one HTML page about finished runs to `out`, and a JSON file beside it.
 
-    With `redact` faces are reduced to a few colours and names to letters before anything is written.
+    Runs of models and of features may be mixed. With `redact`, faces are reduced to a few colours
+    and names to letters before anything is written.
     """
-    folders, out = distinct_folders(runs), Path(out)
-    check_place(out, folders)
-    of_features = [folder for folder in folders if is_of_features(open_run(folder))]
-    if of_features and len(of_features) < len(folders):
-        other = next(folder for folder in folders if folder not in of_features)
-        raise DataError(
-            f"{of_features[0]} is about the features of a split model and {other} about a whole one, and no page compares the two: make two reports"
-        )
-    if of_features:
-        return build_feature_report(folders, out, redact=redact)
-    loaded = [read_run(folder) for folder in folders]
+    paths, out = list(dict.fromkeys(Path(folder).resolve() for folder in folders)), Path(out)
+    if not paths:
+        raise DataError("a report needs at least one run folder, got none")
+    _check_place(out, paths)
+    runs = [read_run(path) for path in paths]
     if redact:
-        loaded = without_names_and_faces(loaded)
-    studies = group(loaded)
+        runs = without_names_and_faces(runs)
+    studies = group(runs)
     document = {
         "format": RUN_FORMAT,
         "redacted": redact,
-        "answers": [
-            {
-                "runs": study.name,
-                **answer(study),
-                "notes": training_notes(study),
-                "attacks": attack_notes(study),
-            }
-            for study in studies
-        ],
-        "runs": [run.document for run in loaded],
+        "answers": [_answer(study) for study in studies],
+        "runs": [run.document for run in runs],
     }
-    return write_report(out, render(studies, redacted=redact), document)
+    return _write(out, render(studies, redacted=redact), document)
+
+
+def _answer(study: Study) -> dict[str, Any]:
+    said = {"runs": study.name, "surface": study.surface, **answer(study)}
+    if study.surface == "features":
+        return said | {"notes": feature_notes(study)}
+    return said | {"notes": training_notes(study), "attacks": attack_notes(study)}
 
 
 def render(studies: Sequence[Study], *, redacted: bool) -> str:
-    """The page as text."""
-    return rendered(
-        "template.html", studies=studies, redacted=redacted, shapes=SHAPES, conventions=CONVENTIONS, picture_bytes=PICTURE_BYTES // len(studies),
-        answer=answer, checks=checks, picture_tables=picture_tables, cell=cell, recognised=recognised,
-        picture=picture, track=track, scale=scale, span=span, tradeoff=tradeoff, matrix=matrix, attack_notes=attack_notes,
-        training_caption=training_caption, training_notes=training_notes, training_rows=training_rows,
-    )  # fmt: skip
+    """Return the page as text; it loads nothing, and its style is part of it."""
+    folder = resources.files("frostglass.report")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    panels = {"model": model_panel, "features": features_panel}
+    template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    return template.render(
+        # Our own file, so nothing in it needs escaping.
+        style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
+        panels=[panels[study.surface](study, IMAGE_BYTES // len(studies)) for study in studies],
+        surfaces=sorted({study.surface for study in studies}),
+        redacted=redacted,
+    )
+
+
+def _check_place(out: Path, folders: Sequence[Path]) -> None:
+    """Refuse a place that cannot hold a page, or where it would overwrite a run."""
+    if out.is_dir() or out.suffix == ".json":
+        raise StoreError(
+            f"{out} cannot hold a page: give the name of a file, for example report.html"
+        )
+    numbers = out.with_suffix(".json")
+    if {out.resolve(), numbers.resolve()} & {folder / name for folder in folders for name in FILES}:
+        raise StoreError(
+            f"{out} and {numbers.name} would overwrite a run's own files: choose another name, "
+            "for example report.html"
+        )
+
+
+def _write(out: Path, page: str, document: Mapping[str, Any]) -> Path:
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    with full_disk_reported(out.parent):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(out.with_suffix(".json"), text.encode())
+            write_bytes(out, page.encode())
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            raise StoreError(
+                f"cannot write {out} ({error.strerror}): choose another place"
+            ) from error
+    return out

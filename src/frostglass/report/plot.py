@@ -1,30 +1,21 @@
-"""The drawing of a trade-off: utility across, leakage upwards, a point for each model or protection, and names that cover neither each other nor points."""
+"""Scatter plots as SVG, with names that cover neither each other nor points."""
 
-import dataclasses
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_origin
 
 from markupsafe import Markup, escape
 
-from frostglass.defenses.base import defenses
 from frostglass.report.charts import PATHS
+from frostglass.report.text import Kind, number
 
-WIDTH, HEIGHT = 860, 500
-LEFT, RIGHT, TOP, BOTTOM = (
-    62,
-    748,
-    16,
-    446,
-)  # of the field that holds the points; guessing is named to the right of it
-INSET = 16  # between the outermost points and the field's sides
+INSET = 16  # pixels between the outermost points and the field's sides
 COLOURS = 8
-LETTER, LINE = 7.6, 15.0  # size of a label's letters; fonts differ, and this is a wide one
+LETTER, LINE = 7.6, 15.0  # size of a label's letters in a wide font
 
-# More shapes than colours, so that a ninth defense has a mark of its own; the first judges' shapes come last, as their colours do.
+# More shapes than colours, so that a ninth series has a mark of its own; the shapes and colours
+# of the first evaluators come last.
 MARKS = (
     *PATHS[2:],
     "M0 6.5L-6.5-5L6.5-5z",
@@ -36,7 +27,86 @@ MARKS = (
     "M6-6.5V6.5L-6 0z",
     *PATHS[:2],
 )
-UNDEFENDED = "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
+PLAIN = "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
+RING = '<circle class="ring" r="9"/>'
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Field:
+    """The size of a drawing, and the rectangle in it that holds the points."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    ticks: int
+    narrow: bool = False  # titles and names of levels go inside, series into a legend below
+
+
+WIDE = Field(860, 500, 62, 748, 16, 446, ticks=9)
+NARROW = Field(340, 370, 46, 338, 28, 314, ticks=4, narrow=True)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The range of values shown along an axis, and how they are written."""
+
+    low: float
+    high: float
+    title: str
+    unit: Kind
+
+    def ticks(self, most: int) -> Iterator[tuple[float, str]]:
+        steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+        step = next(step for step in steps if (self.high - self.low) / step <= most)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        for place in range(first, last + 1):
+            yield place * step, number(place * step, self.unit)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point with its title; `reach` is a vertical interval, `across` a horizontal one."""
+
+    x: float
+    y: float
+    reach: Span
+    title: str
+    hollow: bool
+    across: Span | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that are joined; colour 0 is what has no defense."""
+
+    name: str
+    points: tuple[Point, ...]
+    colour: int
+    mark: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """Dashed lines at the lowest and highest of some heights, named once."""
+
+    heights: Sequence[float]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A scatter plot in its own units; `description` is for screen readers."""
+
+    description: str
+    across: Axis
+    upward: Axis
+    levels: Sequence[Level]
+    series: Sequence[Series]
 
 
 @dataclass(frozen=True)
@@ -49,53 +119,15 @@ class Box:
     bottom: float
 
     def shared(self, other: "Box") -> float:
-        """The area both cover."""
-        wide, high = (
-            min(self.right, other.right) - max(self.left, other.left),
-            min(self.bottom, other.bottom) - max(self.top, other.top),
-        )
+        """Return the area that both cover."""
+        wide = min(self.right, other.right) - max(self.left, other.left)
+        high = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(wide, 0.0) * max(high, 0.0)
 
 
 @dataclass(frozen=True)
-class Point:
-    """A place on the drawing with an upright bar from `low` to `high`, and what is said of it; `across` is a level bar, if there is one."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-    said: str
-    hollow: bool
-    across: tuple[float, float] | None = None
-
-    @property
-    def box(self) -> Box:
-        return Box(self.x - 8, self.y - 8, self.x + 8, self.y + 8)
-
-    @property
-    def bars(self) -> list[Box]:
-        upright = Box(self.x - 1, self.high, self.x + 1, self.low)
-        return (
-            [upright]
-            if self.across is None
-            else [upright, Box(self.across[0], self.y - 1, self.across[1], self.y + 1)]
-        )
-
-
-@dataclass(frozen=True)
-class Series:
-    """One defense at its strengths, in order of utility; colour 0 is no defense."""
-
-    name: str
-    points: tuple[Point, ...]
-    colour: int
-    mark: str
-
-
-@dataclass(frozen=True)
 class Label:
-    """A series' name beside one of its points: to the right of it, to the left, or (0) above or below."""
+    """A series' name: right of a point (1), left of it (-1), or above or below it (0)."""
 
     box: Box
     point: Point
@@ -104,145 +136,125 @@ class Label:
     @property
     def far(self) -> bool:
         """Is it so far from its point that a line must join them?"""
-        return (
-            max(
-                self.box.left - self.point.x,
-                self.point.x - self.box.right,
-                self.box.top - self.point.y,
-                self.point.y - self.box.bottom,
-            )
-            > 16
-        )
+        box, x, y = self.box, self.point.x, self.point.y
+        return max(box.left - x, x - box.right, box.top - y, y - box.bottom) > 16
 
 
-def drawing(
-    spoken: str, axes: str, levels: str, series: Sequence[Series], rows: Sequence[float]
-) -> Markup:
-    """The whole plot; `spoken` is for readers who cannot see it, `rows` are the heights of the dashed lines that `levels` draws."""
+def draw(plot: Plot, field: Field = WIDE) -> Markup:
+    """Draw a plot; equal plots give equal bytes."""
+    series = [_placed(each, plot, field) for each in plot.series]
+    rows = [_y(h, plot.upward, field) for level in plot.levels for h in level.heights]
+    css = "plot narrow" if field.narrow else "plot wide"
+    view = f'viewBox="0 0 {field.width} {field.height}"'
     parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(spoken)}</title>',
-        axes,
-        levels,
-        *(_guides(each.points) for each in series if not each.colour),
+        f'<svg class="{css}" {view} role="img"><title>{escape(plot.description)}</title>',
+        _axes(plot, field),
+        *(_level(level, plot.upward, field) for level in plot.levels),
+        *(_guides(each.points, field) for each in series if not each.colour),
         *map(_lines, series),
         *map(_points, series),
-        *(_named(each, label) for each, label in zip(series, _labels(series, rows), strict=True)),
     ]
+    if not field.narrow:
+        labels = _labels(series, rows, field)
+        parts += [_named(each, label) for each, label in zip(series, labels, strict=True)]
     return Markup("".join([*parts, "</svg>"]))
 
 
-def marked(groups: Iterable[tuple[str, bool, Sequence[Point]]]) -> list[Series]:
-    """Named groups of points, each with a colour and a shape of its own; a group that is plain, without any defense, has ink and a ring."""
-    result, count = [], 0
-    for name, plain, members in groups:
-        colour, mark = (
-            (0, UNDEFENDED) if plain else (count % COLOURS + 1, MARKS[count % len(MARKS)])
+def key(series: Series) -> Markup:
+    """Draw a series' mark and name for a legend."""
+    ring = RING if not series.colour else ""
+    mark = f'<svg viewBox="-10 -10 20 20" aria-hidden="true">{ring}<path d="{series.mark}"/></svg>'
+    return Markup(f'<span class="c{series.colour}">{mark}</span> {escape(series.name)}')
+
+
+def _x(value: float, axis: Axis, field: Field) -> float:
+    share = (value - axis.low) / (axis.high - axis.low)
+    return field.left + INSET + share * (field.right - field.left - 2 * INSET)
+
+
+def _y(value: float, axis: Axis, field: Field) -> float:
+    share = (value - axis.low) / (axis.high - axis.low)
+    return field.bottom - share * (field.bottom - field.top)
+
+
+def _placed(series: Series, plot: Plot, field: Field) -> Series:
+    """Convert a series to the drawing's coordinates, ordered from left to right."""
+
+    def placed(p: Point) -> Point:
+        low, high = (_y(value, plot.upward, field) for value in p.reach)
+        across = p.across and (
+            _x(p.across[0], plot.across, field),
+            _x(p.across[1], plot.across, field),
         )
-        count += not plain
-        points = sorted(members, key=lambda point: (point.x, point.y))
-        result.append(Series(_shortened(name), tuple(points), colour, mark))
-    return result
+        x, y = _x(p.x, plot.across, field), _y(p.y, plot.upward, field)
+        return Point(x, y, (low, high), p.title, p.hollow, across)
+
+    points = sorted(map(placed, series.points), key=lambda point: (point.x, point.y))
+    return Series(series.name, tuple(points), series.colour, series.mark)
 
 
-def named_settings(chosen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What makes defenses others and not just stronger: their settings with named values."""
-    found = []
-    for defense in chosen:
-        name = str(defense.get("name"))
-        fields = dataclasses.fields(defenses.get(name)) if name in defenses.names() else ()
-        named = [
-            field.name
-            for field in fields
-            if field.type is bool or get_origin(field.type) is Literal
-        ]
-        found.append({key: defense.get(key) for key in named})
-    return found
-
-
-def _shortened(label: str) -> str:
-    """ "BiDO · measure=hsic_nocco" as "BiDO hsic nocco"; a number or a yes needs the setting's name before it."""
-    name, *details = label.split(" · ")
-    return " ".join(
-        [
-            name,
-            *(
-                re.sub(r"^\w+=(?!True|False|none)(?=[A-Za-z])", "", detail).replace("_", " ")
-                for detail in details
-            ),
-        ]
-    )
-
-
-def x_of(value: float, low: float, high: float) -> float:
-    """Where a utility stands, if the field goes from `low` to `high`."""
-    return LEFT + INSET + (value - low) / (high - low) * (RIGHT - LEFT - 2 * INSET)
-
-
-def ticks(low: float, high: float) -> Iterator[float]:
-    step = next(
-        step
-        for step in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-        if (high - low) / step <= 9
-    )
-    yield from (
-        place * step
-        for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    )
-
-
-def frame(
-    across: Iterable[tuple[float, str]],
-    upwards: Iterable[tuple[float, str]],
-    across_title: str,
-    upward_title: str,
-) -> str:
-    """The axes: places with their numbers, and what is measured along each."""
+def _axes(plot: Plot, field: Field) -> str:
     below = "".join(
-        f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 5}"/>'
-        f'<text x="{x:.1f}" y="{BOTTOM + 20}" text-anchor="middle">{text}</text>'
-        for x, text in across
+        f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{field.bottom}"'
+        f' y2="{field.bottom + 5}"/>'
+        f'<text x="{x:.1f}" y="{field.bottom + 20}" text-anchor="middle">{text}</text>'
+        for x, text in (
+            (_x(at, plot.across, field), text) for at, text in plot.across.ticks(field.ticks)
+        )
     )
     beside = "".join(
-        f'<line class="rule" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
-        for y, text in upwards
+        f'<line class="rule" x1="{field.left}" x2="{field.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{field.left - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+        for y, text in (
+            (_y(at, plot.upward, field), text) for at, text in plot.upward.ticks(field.ticks)
+        )
     )
-    middle = (TOP + BOTTOM) / 2
+    middle = (field.top + field.bottom) / 2
+    turned = f'x="14" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 14 {middle:.1f})"'
+    place = 'x="2" y="12"' if field.narrow else turned
     return (
         f'<g aria-hidden="true">{below}{beside}'
-        f'<text class="title" x="{(LEFT + RIGHT) / 2:.1f}" y="{HEIGHT - 12}" text-anchor="middle">{across_title}</text>'
-        f'<text class="title" x="14" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 14 {middle:.1f})">{upward_title}</text></g>'
+        f'<text class="title" x="{(field.left + field.right) / 2:.1f}" y="{field.height - 12}"'
+        f' text-anchor="middle">{plot.across.title}</text>'
+        f'<text class="title" {place}>{plot.upward.title}</text></g>'
     )
 
 
-def dashed(rows: Sequence[float], name: str, said: str) -> str:
-    """Dashed lines at the lowest and the highest of some heights, named once, to the right of them."""
-    ends = dict.fromkeys(f"{y:.1f}" for y in (rows[0], rows[-1]))
+def _level(level: Level, axis: Axis, field: Field) -> str:
+    ends = [_y(height, axis, field) for height in (level.heights[0], level.heights[-1])]
     lines = "".join(
-        f'<line class="guess" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>' for y in ends
+        f'<line class="guess" x1="{field.left}" x2="{field.right}" y1="{y}" y2="{y}"/>'
+        for y in dict.fromkeys(f"{y:.1f}" for y in ends)
     )
-    middle = min((rows[0] + rows[-1]) / 2, BOTTOM - 10)
-    return f'{lines}<text x="{RIGHT + 8}" y="{middle - 3:.1f}">{name}<tspan x="{RIGHT + 8}" dy="15">{said}</tspan></text>'
+    if field.narrow:
+        x, y = field.right - 2, min(ends) - 4
+        return (
+            f'{lines}<text x="{x}" y="{y:.1f}" text-anchor="end">{level.name} {level.text}</text>'
+        )
+    x, y = field.right + 8, min(sum(ends) / 2, field.bottom - 10) - 3
+    second = f'<tspan x="{x}" dy="15">{level.text}</tspan>'
+    return f'{lines}<text x="{x}" y="{y:.1f}">{level.name}{second}</text>'
 
 
-def _guides(points: Sequence[Point]) -> str:
-    """Thin lines through the undefended model: what lies left of them costs accuracy, what lies below leaks less."""
+def _guides(points: Sequence[Point], field: Field) -> str:
+    """Thin lines through the undefended subject: left of them costs utility, below leaks less."""
     return "".join(
-        f'<path class="guide" d="M{LEFT} {point.y:.1f}H{RIGHT}M{point.x:.1f} {TOP}V{BOTTOM}"/>'
+        f'<path class="guide" d="M{field.left} {point.y:.1f}H{field.right}'
+        f'M{point.x:.1f} {field.top}V{field.bottom}"/>'
         for point in points
     )
 
 
 def _lines(series: Series) -> str:
-    """The intervals, and a line through the strengths."""
+    """The intervals, and a line through the points."""
     bars = "".join(
-        f'<path class="reach" d="M{point.x:.1f} {point.low:.1f}V{point.high:.1f}"/>'
-        for point in series.points
+        f'<path class="reach" d="M{p.x:.1f} {p.reach[0]:.1f}V{p.reach[1]:.1f}"/>'
+        for p in series.points
     )
     bars += "".join(
-        f'<path class="reach" d="M{point.across[0]:.1f} {point.y:.1f}H{point.across[1]:.1f}"/>'
-        for point in series.points
-        if point.across
+        f'<path class="reach" d="M{p.across[0]:.1f} {p.y:.1f}H{p.across[1]:.1f}"/>'
+        for p in series.points
+        if p.across
     )
     route = " ".join(f"{point.x:.1f},{point.y:.1f}" for point in series.points)
     joined = f'<polyline class="route" points="{route}"/>' if len(series.points) > 1 else ""
@@ -250,15 +262,13 @@ def _lines(series: Series) -> str:
 
 
 def _points(series: Series) -> str:
-    drawn = []
-    for point in series.points:
-        ring = '<circle class="ring" r="9"/>' if not series.colour else ""
-        hollow = " hollow" if point.hollow else ""
-        drawn.append(
-            f'<g class="point c{series.colour}{hollow}" transform="translate({point.x:.1f} {point.y:.1f})">'
-            f'<title>{escape(point.said)}</title>{ring}<path d="{series.mark}"/></g>'
-        )
-    return "".join(drawn)
+    ring = RING if not series.colour else ""
+    return "".join(
+        f'<g class="point c{series.colour}{" hollow" if point.hollow else ""}"'
+        f' transform="translate({point.x:.1f} {point.y:.1f})">'
+        f'<title>{escape(point.title)}</title>{ring}<path d="{series.mark}"/></g>'
+        for point in series.points
+    )
 
 
 def _named(series: Series, label: Label) -> str:
@@ -266,88 +276,81 @@ def _named(series: Series, label: Label) -> str:
     leader = ""
     if label.far:
         x, y = min(max(point.x, box.left), box.right), box.top if box.top > point.y else box.bottom
-        y = (
-            y
-            if box.left <= point.x <= box.right or not box.top <= point.y <= box.bottom
-            else (box.top + box.bottom) / 2
-        )
+        if not box.left <= point.x <= box.right and box.top <= point.y <= box.bottom:
+            y = (box.top + box.bottom) / 2
         leader = f'<path class="leader" d="M{x:.1f} {y:.1f}L{point.x:.1f} {point.y:.1f}"/>'
     # Anchored towards its point, so that in another font it grows away from it.
-    anchor, at = {
-        1: ("start", box.left),
-        -1: ("end", box.right),
-        0: ("middle", (box.left + box.right) / 2),
-    }[label.side]
-    text = f'<text class="name" x="{at:.1f}" y="{box.bottom - 4:.1f}" text-anchor="{anchor}">{escape(series.name)}</text>'
+    middle = (box.left + box.right) / 2
+    anchors = {1: ("start", box.left), -1: ("end", box.right), 0: ("middle", middle)}
+    anchor, at = anchors[label.side]
+    text = (
+        f'<text class="name" x="{at:.1f}" y="{box.bottom - 4:.1f}" text-anchor="{anchor}">'
+        f"{escape(series.name)}</text>"
+    )
     return f'<g class="c{series.colour}" aria-hidden="true">{leader}{text}</g>'
 
 
-def _labels(series: Sequence[Series], levels: Sequence[float]) -> list[Label]:
-    """A place for each name: near one end of its series, over as little else as possible; each is tried again once the others stand."""
-    marks = [(each, point.box) for each in series for point in each.points]
-    bars = [bar for each in series for point in each.points for bar in point.bars]
-    bars += [
-        Box(point.x - 0.5, TOP, point.x + 0.5, BOTTOM)
-        for each in series
-        if not each.colour
-        for point in each.points
+def _labels(series: Sequence[Series], levels: Sequence[float], field: Field) -> list[Label]:
+    """Place each name near an end of its series, over as little else as possible.
+
+    Every name is tried again once the others stand.
+    """
+    marks = [(each, _mark_box(point)) for each in series for point in each.points]
+    plain = [point for each in series if not each.colour for point in each.points]
+    rows = [*levels, *(point.y for point in plain)]
+    thin = [
+        *(bar for each in series for point in each.points for bar in _bars(point)),
+        *(Box(point.x - 0.5, field.top, point.x + 0.5, field.bottom) for point in plain),
+        *(Box(field.left, y - 0.5, field.right, y + 0.5) for y in rows),
+        *(dot for each in series for dot in _along(each.points)),
     ]
-    rows = [*levels, *(point.y for each in series if not each.colour for point in each.points)]
-    bars += [Box(LEFT, y - 0.5, RIGHT, y + 0.5) for y in rows]
-    dots = [dot for each in series for dot in _along(each.points)]
+    inside = Box(field.left + 2, field.top - 8, field.right - 2, field.bottom - 2)
 
     def cost(each: Series, place: int, label: Label, others: Sequence[Label]) -> float:
         box = label.box
-        covered = (
-            sum(box.shared(other.box) for other in others) * 6
-            + sum(box.shared(mark) for _, mark in marks) * 4
-        )
-        crossed = (
-            sum(box.shared(bar) for bar in bars) * 1.5 + sum(box.shared(dot) for dot in dots) * 1.5
-        )
-        outside = (box.right - box.left) * (box.bottom - box.top) - box.shared(
-            Box(LEFT + 2, TOP - 8, RIGHT - 2, BOTTOM - 2)
-        )
-        # Nearest its own end of a line and nobody else's point: a name between two marks could belong to either.
+        covered = sum(box.shared(other.box) for other in others) * 6
+        covered += sum(box.shared(mark) for _, mark in marks) * 4
+        crossed = sum(box.shared(bar) for bar in thin) * 1.5
+        outside = (box.right - box.left) * (box.bottom - box.top) - box.shared(inside)
+        # A name between two marks could belong to either: keep away from marks of others.
         near = sum(1 for other, mark in marks if other is not each and box.shared(_wider(mark)))
         return covered + crossed + outside * 8 + near * 14 + place * 2
 
-    chosen: list[Label | None] = [None] * len(series)
+    chosen: dict[int, Label] = {}
     for _ in range(4):
         for turn, each in enumerate(series):
-            others = [
-                label for other, label in enumerate(chosen) if label is not None and other != turn
-            ]
+            others = [label for other, label in chosen.items() if other != turn]
             chosen[turn] = min(
                 enumerate(_options(each)),
                 key=lambda option: cost(each, option[0], option[1], others),
             )[1]
-    return [label for label in chosen if label is not None]
+    return [chosen[turn] for turn in range(len(series))]
 
 
 def _options(series: Series) -> Iterator[Label]:
-    """Places for a name, the best first: close before far, the ends of the series before what lies between."""
+    """Places for a name, the best first: close before far, ends of the series before the rest."""
     wide = LETTER * len(series.name)
     ends = [series.points[-1], *series.points[:-1]]
+    sides = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
+    shift = {1: 0.0, 0: 0.5, -1: 1.0}
     for gap in (10, 22, 36, 54):
         gap += 0 if series.colour else 4  # the undefended mark is larger
         for point in ends:
-            for right, down in (
-                (1, 0),
-                (-1, 0),
-                (0, -1),
-                (0, 1),
-                (1, -1),
-                (1, 1),
-                (-1, -1),
-                (-1, 1),
-            ):
+            for right, down in sides:
                 slant = gap if not (right and down) else 0.75 * gap
-                left = (
-                    point.x + right * slant - (0 if right > 0 else wide if right < 0 else wide / 2)
-                )
-                top = point.y + down * slant - (0 if down > 0 else LINE if down < 0 else LINE / 2)
+                left = point.x + right * slant - shift[right] * wide
+                top = point.y + down * slant - shift[down] * LINE
                 yield Label(Box(left, top, left + wide, top + LINE), point, right)
+
+
+def _mark_box(point: Point) -> Box:
+    return Box(point.x - 8, point.y - 8, point.x + 8, point.y + 8)
+
+
+def _bars(point: Point) -> list[Box]:
+    low, high = point.reach
+    across = point.across and [Box(point.across[0], point.y - 1, point.across[1], point.y + 1)]
+    return [Box(point.x - 1, high, point.x + 1, low), *(across or [])]
 
 
 def _wider(box: Box) -> Box:

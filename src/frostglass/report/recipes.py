@@ -1,35 +1,38 @@
-"""How the models of a study were trained: by one recipe or not, how long, and what their defenses tell of the result."""
+"""How the models of a study were trained: by one recipe or not, how long, and with what result."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frostglass.report.arrange import MOST_NAMED, Aim, Entry, Study, named, titled
-from frostglass.report.charts import listed, number
-from frostglass.report.runs import FirstStage, TrainingFacts
+from frostglass.defenses.base import defenses
+from frostglass.report.labels import titled
+from frostglass.report.load import FirstStage, TrainingFacts
+from frostglass.report.study import MAX_NAMED, Entry, Study, Subject, named
+from frostglass.report.text import listed, number
 
-# Settings that say nothing unless another setting has this value, and values at which a setting does nothing.
+# Settings that have an effect only if another setting has this value.
 DEPENDENT = {
     "momentum": ("optimizer", "sgd"),
     "nesterov": ("optimizer", "sgd"),
     "milestones": ("schedule", "milestones"),
     "decay": ("schedule", "milestones"),
 }
-IDLE = {"shift": 0, "crop": 1.0, "jitter": [0.0, 0.0, 0.0, 0.0], "cutout": 0.0}
+DISABLED = {"shift": 0, "crop": 1.0, "jitter": [0.0, 0.0, 0.0, 0.0], "cutout": 0.0}
 PEOPLE = {"public": "{} public people", "private": "the {} private people"}
+MORE = "part of a difference may come from"
 
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One trained model in the table; `own` are the settings in which it differs from others, `told` what each defense says of it."""
+    """One model in the table: `own` settings differ from others, `facts` are by defense."""
 
     entry: Entry
     label: str
     epoch: str
     stage: str
     own: str
-    told: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
 
     @property
     def training(self) -> TrainingFacts:
@@ -37,103 +40,81 @@ class TrainingRow:
 
 
 def training_notes(study: Study) -> list[str]:
-    """What a reader must know before comparing the models: where they were not trained alike, and who was trained twice."""
-    aims = _trained(study)
+    """Say where models were trained differently, and which were trained twice."""
+    models = _trained(study)
     notes = []
-    if found := _differences(aims):
-        by_models: dict[
-            str, list[str]
-        ] = {}  # settings that separate the same models are said together
-        for field, groups in found.items():
-            by_models.setdefault(
-                json.dumps([[aim.label for aim in members] for members in groups.values()]), []
-            ).append(field)
-        clauses = [_clause(fields, found) for fields in by_models.values()]
-        notes.append(
-            f"The models were not trained alike: {'; '.join(clauses)}; part of a difference may come from that."
-        )
-    stages: dict[str, list[Aim]] = {}
-    for aim in aims:
-        stage = aim.strongest.facts.training.first_stage
-        stages.setdefault(_begun(stage) if stage else "", []).append(aim)
+    if differences := _differences(models):
+        by_models: dict[str, list[str]] = {}  # settings that separate the same models
+        for field, groups in differences.items():
+            key = json.dumps([[model.label for model in some] for some in groups.values()])
+            by_models.setdefault(key, []).append(field)
+        clauses = [_clause(fields, differences) for fields in by_models.values()]
+        notes.append(f"The models were trained differently: {'; '.join(clauses)}; {MORE} that.")
+    stages: dict[str, list[Subject]] = {}
+    for model in models:
+        stage = model.strongest.facts.training.first_stage
+        stages.setdefault(_described(stage) if stage else "", []).append(model)
     if len(stages) > 1:
         notes += [
-            f"{named(members)} began from a first training ({stage}) that the other models did not have: "
-            "part of a difference may come from more training."
+            f"{named(members)} started from a first training stage ({stage}) that the other "
+            f"models did not have: {MORE} more training."
             for stage, members in stages.items()
             if stage
         ]
-    given = [aim for aim in study.aims if aim.strongest.given]
-    if given and len(study.aims) > 1:
-        notes.append(
-            f"How {named(given)} {'was' if len(given) == 1 else 'were'} trained is not known: the weights were brought."
-        )
+    given = [subject for subject in study.subjects if subject.strongest.given]
+    if given and len(study.subjects) > 1:
+        verb = "was" if len(given) == 1 else "were"
+        notes.append(f"How {named(given)} {verb} trained is unknown: the weights were given.")
     return notes
 
 
 def training_caption(study: Study) -> str:
-    """The recipe all models share, as far as they share one."""
-    aims = _trained(study)
-    if not aims:
-        return "The weights were brought, so how they were trained is not known."
-    shared = _shared(aims)
-    common = _spelled({key: value for key, value in aims[0].recipe.items() if key in shared})
-    if _differences(aims):
-        return f"The models were not trained alike; the last column shows where they differ. In common: {common}."
-    if len(aims) == 1:
+    """Say which recipe the models share, as far as they share one."""
+    models = _trained(study)
+    if not models:
+        return "The weights were given, so how they were trained is unknown."
+    shared = _shared(models)
+    common = _settings({key: value for key, value in models[0].recipe.items() if key in shared})
+    if _differences(models):
+        return (
+            "The models were trained differently; the last column shows where they differ. "
+            f"In common: {common}."
+        )
+    if len(models) == 1:
         return f"Recipe: {common}."
-    whom = (
-        "All models"
-        if len(aims) == len(study.aims)
-        else "All models but those whose weights were brought"
-    )
-    return f"{whom} were trained by one recipe: {common}."
+    every = len(models) == len(study.subjects)
+    which = "All models" if every else "All models but those given as weights"
+    return f"{which} were trained with one recipe: {common}."
 
 
 def training_rows(study: Study) -> list[TrainingRow]:
-    """A row for each trained model; models of one aim that differ in their seed are rows of their own."""
+    """Return a row for each model; models that differ in their seed have rows of their own."""
     shared = _shared(_trained(study))
     rows = []
-    for aim in study.aims:
-        by_seed = {entry.facts.seed: entry for entry in aim.entries}
+    for subject in study.subjects:
+        by_seed = {entry.facts.seed: entry for entry in subject.entries}
+        used = {k: v for k, v in _used(subject.recipe).items() if k not in shared}
         for seed, entry in by_seed.items():
-            training = entry.facts.training
-            label = f"{aim.label} · seed={seed}" if len(by_seed) > 1 else aim.label
-            chosen = entry.facts.target.selected_epoch
-            epoch = (
-                "–"
-                if chosen is None
-                else f"{number(chosen + 1)} of {words(training.recipe.get('epochs'))}"
+            training, kept = entry.facts.training, entry.facts.target.selected_epoch
+            label = f"{subject.label} · seed={seed}" if len(by_seed) > 1 else subject.label
+            epoch, stage = "–", training.first_stage
+            if kept is not None:
+                epoch = f"{number(kept + 1)} of {words(training.recipe.get('epochs'))}"
+            text = ""
+            if stage:
+                right = number(stage.accuracy.test, "percent")
+                text = f"{_described(stage)}, accuracy {right} on held-out images"
+            facts = tuple(
+                (titled(defenses, {"name": name}), fact_words(values))
+                for name, values in training.facts.items()
             )
-            stage = training.first_stage
-            right = (
-                f", right on {number(stage.accuracy.test, 'percent')} of held-out pictures"
-                if stage
-                else ""
-            )
-            told = tuple(
-                (titled(defense), fact_words(values)) for defense, values in training.facts.items()
-            )
-            own = (
-                {}
-                if entry.given
-                else {key: value for key, value in _used(aim.recipe).items() if key not in shared}
-            )
-            rows.append(
-                TrainingRow(
-                    entry,
-                    label,
-                    epoch,
-                    f"{_begun(stage)}{right}" if stage else "",
-                    _spelled(own, idle=True),
-                    told,
-                )
-            )
+            own = _settings({} if entry.given else used, disabled=True)
+            rows.append(TrainingRow(entry, label, epoch, text, own, facts))
     return rows
 
 
 def fact_words(values: Mapping[str, Any]) -> str:
-    """What a defense tells of a model: "taps block1, block2", "ε = 4.2 at δ = 1e-05, noise 1.1"."""
+    """Format what a defense reports: "taps block1, block2", "ε = 4.2 at δ = 1e-05; noise 1.1"."""
     rest = dict(values)
     parts = []
     if "epsilon" in rest and "delta" in rest:
@@ -141,16 +122,13 @@ def fact_words(values: Mapping[str, Any]) -> str:
         # Without noise there is no bound, and the defense's own note says so.
         parts += [] if epsilon is None else [f"ε = {words(epsilon)} at δ = {words(delta)}"]
     note = rest.pop("note", None)
-    parts += [
-        f"{key.replace('_', ' ')} {words(value)}"
-        for key, value in rest.items()
-        if value is not None
-    ]
+    shown = {key: value for key, value in rest.items() if value is not None}
+    parts += [f"{key.replace('_', ' ')} {words(value)}" for key, value in shown.items()]
     return "; ".join(parts + ([str(note)] if note else []))
 
 
 def words(value: Any, *, exact: bool = False) -> str:
-    """A plain value as text; with `exact` a number keeps all its digits, so that two that differ look different."""
+    """Format a plain value; with `exact` a number keeps all its digits."""
     if value is None or value in ([], {}):
         return "none"
     if isinstance(value, bool):
@@ -158,11 +136,8 @@ def words(value: Any, *, exact: bool = False) -> str:
     if isinstance(value, int):
         return number(value, "count" if value >= 10_000 else "plain")
     if isinstance(value, float):
-        return (
-            str(value).replace("-", "−")
-            if exact and float(f"{value:.3g}") != value
-            else number(value)
-        )
+        rounded = float(f"{value:.3g}") != value
+        return str(value).replace("-", "−") if exact and rounded else number(value)
     if isinstance(value, list):
         return ("/" if exact else ", ").join(words(item, exact=exact) for item in value)
     if isinstance(value, Mapping):
@@ -170,12 +145,12 @@ def words(value: Any, *, exact: bool = False) -> str:
     return {"Infinity": "∞", "-Infinity": "−∞"}.get(value, str(value))
 
 
-def _trained(study: Study) -> list[Aim]:
-    return [aim for aim in study.aims if not aim.strongest.given]
+def _trained(study: Study) -> list[Subject]:
+    return [subject for subject in study.subjects if not subject.strongest.given]
 
 
 def _used(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that have an effect."""
+    """Return the settings that have an effect."""
     return {
         key: value
         for key, value in recipe.items()
@@ -183,66 +158,60 @@ def _used(recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _differences(aims: Sequence[Aim]) -> dict[str, dict[str, list[Aim]]]:
-    """Settings that are not the same for all models that use them: for each, its values with the models."""
-    used = [_used(aim.recipe) for aim in aims]
-    found: dict[str, dict[str, list[Aim]]] = {}
+def _differences(models: Sequence[Subject]) -> dict[str, dict[str, list[Subject]]]:
+    """Return the settings that differ between models: each value with its models."""
+    used = [_used(model.recipe) for model in models]
+    result: dict[str, dict[str, list[Subject]]] = {}
     for field in dict.fromkeys(key for recipe in used for key in recipe):
-        groups: dict[str, list[Aim]] = {}
-        for aim, recipe in zip(aims, used, strict=True):
+        groups: dict[str, list[Subject]] = {}
+        for model, recipe in zip(models, used, strict=True):
             if field in recipe:
-                groups.setdefault(words(recipe[field], exact=True), []).append(aim)
+                groups.setdefault(words(recipe[field], exact=True), []).append(model)
         if len(groups) > 1:
-            found[field] = groups
-    return found
+            result[field] = groups
+    return result
 
 
-def _shared(aims: Sequence[Aim]) -> set[str]:
-    """Settings that all models use, with one value."""
-    return (
-        set.intersection(*(set(_used(aim.recipe)) for aim in aims)) - set(_differences(aims))
-        if aims
-        else set()
-    )
+def _shared(models: Sequence[Subject]) -> set[str]:
+    """Return the settings that all models use with one value."""
+    used = [set(_used(model.recipe)) for model in models]
+    return set.intersection(*used) - set(_differences(models)) if used else set()
 
 
-def _clause(fields: Sequence[str], found: Mapping[str, Mapping[str, list[Aim]]]) -> str:
-    """ "lr is 0.01 for undefended and 0.001 for BiDO", or, of several settings, "lr 0.01 and epochs 20 for …, but …"."""
-    members = list(found[fields[0]].values())
+def _clause(fields: Sequence[str], differences: Mapping[str, Mapping[str, list[Subject]]]) -> str:
+    """Return "lr is 0.01 for undefended and 0.001 for BiDO", or the like for several settings."""
+    members = list(differences[fields[0]].values())
     most = max(members, key=len)
-    many = len(most) > MOST_NAMED  # that agree: said last, and only counted
+    many = len(most) > MAX_NAMED  # the largest group is then counted, and comes last
     order = sorted(range(len(members)), key=lambda place: many and members[place] is most)
     whom = [
         f"{len(most)} other models" if many and members[place] is most else named(members[place])
         for place in order
     ]
-    values = [[list(found[field])[place] for field in fields] for place in order]
+    values = [[list(differences[field])[place] for field in fields] for place in order]
     shown = [field.replace("_", " ") for field in fields]
     if len(fields) == 1:
-        return f"{shown[0]} is {listed([f'{value} for {who}' for (value,), who in zip(values, whom, strict=True)])}"
-    pairs = [
-        [f"{field} {value}" for field, value in zip(shown, chosen, strict=True)]
+        pairs = [f"{value} for {who}" for (value,), who in zip(values, whom, strict=True)]
+        return f"{shown[0]} is {listed(pairs)}"
+    settings = [
+        listed([f"{field} {value}" for field, value in zip(shown, chosen, strict=True)])
         for chosen in values
     ]
-    return ", but ".join(
-        f"{listed(settings)} for {who}" for settings, who in zip(pairs, whom, strict=True)
-    )
+    return ", but ".join(f"{text} for {who}" for text, who in zip(settings, whom, strict=True))
 
 
-def _begun(stage: FirstStage) -> str:
-    own = f"{number(stage.epochs)} epochs on {PEOPLE.get(stage.data, '{} people').format(number(stage.classes, 'count'))}"
-    return f"{_begun(stage.before)}, then {own}" if stage.before else own
+def _described(stage: FirstStage) -> str:
+    people = PEOPLE.get(stage.data, "{} people").format(number(stage.classes, "count"))
+    own = f"{number(stage.epochs)} epochs on {people}"
+    return f"{_described(stage.before)}, then {own}" if stage.before else own
 
 
-def _spelled(settings: Mapping[str, Any], *, idle: bool = False) -> str:
-    """Settings as "epochs 20, lr 0.001"; those that do nothing are left out unless they are wanted."""
-    shown = {key: value for key, value in settings.items() if idle or not _idle(key, value)}
-    return ", ".join(
-        f"{key.replace('_', ' ')} {words(value, exact=True)}" for key, value in shown.items()
-    )
+def _settings(settings: Mapping[str, Any], *, disabled: bool = False) -> str:
+    """Format settings as "epochs 20, lr 0.001"; disabled ones only on request."""
+    shown = {k: v for k, v in settings.items() if disabled or not _is_disabled(k, v)}
+    return ", ".join(f"{k.replace('_', ' ')} {words(v, exact=True)}" for k, v in shown.items())
 
 
-def _idle(key: str, value: Any) -> bool:
-    return (
-        value is None or value is False or value in ([], {}) or (key in IDLE and value == IDLE[key])
-    )
+def _is_disabled(key: str, value: Any) -> bool:
+    nothing = value is None or value is False or value in ([], {})
+    return nothing or (key in DISABLED and value == DISABLED[key])

@@ -1,116 +1,129 @@
-"""Utility against leakage: a point for each model, so that it can be seen what each defense buys and what it costs."""
+"""Utility against leakage: a point for each model or protection under its strongest attack."""
 
+import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_origin
 
-from markupsafe import Markup
+from frostglass.defenses.base import defenses
+from frostglass.report.labels import distinct, known
+from frostglass.report.plot import COLOURS, MARKS, PLAIN, Axis, Level, Plot, Point, Series
+from frostglass.report.study import Study, Subject
+from frostglass.report.text import number, span
 
-from frostglass.report.arrange import Aim, Study, distinct
-from frostglass.report.charts import number, span
-from frostglass.report.plot import (
-    BOTTOM,
-    TOP,
-    Point,
-    Series,
-    dashed,
-    drawing,
-    frame,
-    marked,
-    named_settings,
-    ticks,
-    x_of,
-)
-
-FEWEST = 3  # models; two are compared in a sentence
+FEWEST = {"model": 3, "features": 2}  # subjects; fewer are compared in a sentence
+NARROWEST = 0.1  # range of an axis, so that chance does not look like a difference
 
 
-def tradeoff(study: Study) -> Markup:
-    """Held-out accuracy across, share recognised upwards, the strongest attack on each model; nothing for fewer than three models."""
-    if len(study.aims) < FEWEST:
-        return Markup("")
-    low, high = _range([aim.accuracy for aim in study.aims])
-    levels = sorted(
-        {aim.strongest.facts.prior_only[aim.strongest.strictest].value for aim in study.aims}
-    )
-    return drawing(
-        _spoken(study),
-        _axes(low, high),
-        _guessing(levels),
-        _series(study, low, high),
-        [_y(level) for level in levels],
-    )
-
-
-def _series(study: Study, low: float, high: float) -> list[Series]:
-    """Models that differ in nothing but their defense's strength, together."""
-    groups: dict[str, list[Aim]] = {}
-    for aim in study.aims:
-        groups.setdefault(json.dumps([aim.kind, aim.strongest.defense, _choices(aim)]), []).append(
-            aim
+def tradeoff(study: Study) -> Plot | None:
+    """Return utility and score of the strongest attack, or None for too few subjects."""
+    subjects, unit = study.subjects, study.unit
+    if len(subjects) < FEWEST[study.surface]:
+        return None
+    baseline = sorted({subject.strongest.baseline for subject in subjects})
+    low, high = number(baseline[0], unit), number(baseline[-1], unit)
+    joint = "–" if unit == "percent" else " to "
+    first = number(baseline[0], "points") if unit == "percent" else low
+    levels = [Level(baseline, "prior only", high if low == high else f"{first}{joint}{high}")]
+    titles = [_title(subject) for subject in subjects]
+    if study.surface == "model":
+        across = _accuracies([subject.accuracy for subject in subjects])
+        upward = Axis(0.0, 1.02, "share recognised →", "percent")
+        opening = f"Accuracy on held-out images and share recognised of {len(subjects)} models. "
+    else:
+        same = subjects[0].facts.controls.references.same_person
+        levels.append(Level([same], "same person", number(same, "decimal")))
+        across = _range(
+            [value for s in subjects for value in (*_mcc(s), s.utility.mean_mcc)],
+            "utility for the server (mean MCC) →",
         )
+        scores = [s.strongest.score for s in subjects]
+        values = [value for s in scores for value in (s.low, s.high, s.value)]
+        upward = _range([0.0, same, *baseline, *values], "similarity to the victim →")
+        opening = f"Utility and similarity of reconstructions of {len(subjects)} protections. "
+    return Plot(opening + "; ".join(titles), across, upward, levels, _series(study))
+
+
+def _series(study: Study) -> list[Series]:
+    """Join subjects that differ in nothing but the strength of their defense."""
+    groups: dict[str, list[Subject]] = {}
+    for subject in study.subjects:
+        key = [subject.kind, subject.strongest.defense, _choices(subject)]
+        groups.setdefault(json.dumps(key), []).append(subject)
     heads = [members[0] for members in groups.values()]
-    names = distinct([head.strongest.defense for head in heads], [_choices(head) for head in heads])
-    return marked(
-        (name, members[0].kind == "undefended", [_point(aim, low, high) for aim in members])
-        for name, members in zip(names, groups.values(), strict=True)
+    names = distinct([head.strongest.defense for head in heads], list(map(_choices, heads)))
+    result: list[Series] = []
+    for name, members in zip(names, groups.values(), strict=True):
+        count = sum(bool(each.colour) for each in result)
+        colour, mark = count % COLOURS + 1, MARKS[count % len(MARKS)]
+        if members[0].plain:
+            colour, mark = 0, PLAIN
+        result.append(Series(_shortened(name), tuple(map(_point, members)), colour, mark))
+    return result
+
+
+def _choices(subject: Subject) -> dict[str, Any]:
+    """Return what makes a defense another one and not just a stronger one."""
+    facts = subject.strongest.facts
+    choices: dict[str, Any] = {"defense": [_named_settings(each) for each in facts.defenses]}
+    if facts.surface == "model":
+        return choices | {"recipe": subject.recipe}
+    place = {"cut": facts.cut, "model": facts.target.model, "attributes": facts.attributes}
+    return choices | place
+
+
+def _named_settings(defense: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a defense whose values are words or yes and no."""
+    method = known(defenses, defense)
+    fields: Iterable[dataclasses.Field[Any]] = dataclasses.fields(method) if method else ()
+    named = [f.name for f in fields if f.type is bool or get_origin(f.type) is Literal]
+    return {key: defense.get(key) for key in named}
+
+
+def _shortened(label: str) -> str:
+    """Shorten "BiDO · measure=hsic_nocco" to "BiDO hsic nocco"; numbers keep their setting."""
+    name, *details = label.split(" · ")
+    words = [re.sub(r"^\w+=(?!True|False|none)(?=[A-Za-z])", "", detail) for detail in details]
+    return " ".join([name, *(word.replace("_", " ") for word in words)])
+
+
+def _point(subject: Subject) -> Point:
+    score, title = subject.strongest.score, _title(subject)
+    reach = (score.low, score.high)
+    if subject.strongest.surface == "model":
+        return Point(subject.accuracy, score.value, reach, title, subject.vacuous)
+    x = subject.utility.mean_mcc
+    return Point(x, score.value, reach, title, subject.vacuous, _mcc(subject))
+
+
+def _mcc(subject: Subject) -> tuple[float, float]:
+    return subject.utility.mean_mcc_low, subject.utility.mean_mcc_high
+
+
+def _title(subject: Subject) -> str:
+    entry, vacuous = subject.strongest, " (vacuous)" if subject.vacuous else ""
+    score = entry.score
+    if entry.surface == "model":
+        right, share = (number(x, "percent") for x in (subject.accuracy, score.value))
+        return f"{subject.name}{vacuous}: accuracy {right}, recognised {share} ({span(score)})"
+    low, high = (number(x, "decimal") for x in _mcc(subject))
+    return (
+        f"{subject.name}{vacuous}: MCC {number(subject.utility.mean_mcc, 'decimal')} ({low} to "
+        f"{high}), similarity {number(score.value, 'decimal')} ({span(score, 'decimal')}) by "
+        f"{entry.method}"
     )
 
 
-def _choices(aim: Aim) -> dict[str, Any]:
-    """What makes a defense another defense and not just a stronger one: settings with named values, and how the model was trained."""
-    return {"defense": named_settings(aim.strongest.facts.defenses), "recipe": aim.recipe}
-
-
-def _point(aim: Aim, low: float, high: float) -> Point:
-    leak = aim.strongest.leak
-    return Point(
-        x_of(aim.accuracy, low, high),
-        _y(leak.value),
-        _y(leak.low),
-        _y(leak.high),
-        _said(aim),
-        aim.vacuous,
-    )
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The accuracies shown: those of the data and a margin, at least two points wide."""
+def _accuracies(values: Sequence[float]) -> Axis:
+    """Show the accuracies and a margin, at least two points wide."""
     low, high = min(values), max(values)
     margin = max(0.04 * (high - low), 0.01 - (high - low) / 2)
-    return max(low - margin, 0.0), min(high + margin, 1.0)
+    title = "accuracy on held-out images →"
+    return Axis(max(low - margin, 0.0), min(high + margin, 1.0), title, "percent")
 
 
-def _y(share: float) -> float:
-    return BOTTOM - min(max(share, 0.0), 1.0) * (BOTTOM - TOP - 8)
-
-
-def _axes(low: float, high: float) -> str:
-    across = [(x_of(at, low, high), number(at, "percent")) for at in ticks(low, high)]
-    upwards = [(_y(at), number(at, "percent")) for at in (0, 0.25, 0.5, 0.75, 1)]
-    return frame(across, upwards, "model is right on held-out pictures →", "share recognised →")
-
-
-def _guessing(levels: Sequence[float]) -> str:
-    """What random pictures reach: a dashed line, or the lowest and the highest where the strictest judges of the models differ."""
-    rows = [_y(level) for level in levels]
-    alike = f"{rows[0]:.1f}" == f"{rows[-1]:.1f}"
-    said = (
-        number(levels[-1], "percent")
-        if alike
-        else f"{number(levels[0], 'points')}–{number(levels[-1], 'percent')}"
-    )
-    return dashed(rows, "guessing", said)
-
-
-def _said(aim: Aim) -> str:
-    leak = aim.strongest.leak
-    vacuous = " (vacuous)" if aim.vacuous else ""
-    return f"{aim.name}{vacuous}: right on {number(aim.accuracy, 'percent')}, recognised {number(leak.value, 'percent')} ({span(leak)})"
-
-
-def _spoken(study: Study) -> str:
-    return (
-        f"Accuracy on held-out pictures and share of people recognised, for {len(study.aims)} models. "
-        + "; ".join(map(_said, study.aims))
-    )
+def _range(values: Sequence[float], title: str) -> Axis:
+    low, high = min(values), max(values)
+    margin = max(0.04 * (high - low), (NARROWEST - (high - low)) / 2)
+    return Axis(low - margin, high + margin, title, "decimal")

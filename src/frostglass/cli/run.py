@@ -1,0 +1,153 @@
+"""The commands `demo`, `run` and `check`: check, call the library, print."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.auditing.run import Run, run_all
+from frostglass.auditing.run_folder import FILES, summary, write_run
+from frostglass.cli.progress import progress
+from frostglass.cli.tables import print_costs, print_scores
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.plan.estimate import estimate
+from frostglass.plan.problems import problems
+from frostglass.report.build import build_report
+from frostglass.runtime.device import default_device
+from frostglass.runtime.memory import keep_freed_memory
+from frostglass.store.store import Store
+
+REPORT = ("report.html", "report.json")
+
+
+def prepare(threads: int | None) -> None:
+    """Set up this process for long work."""
+    keep_freed_memory()
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def run_settings(
+    settings: dict[str, Any],
+    store: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
+    threads: int | None,
+    redact: bool,
+) -> None:
+    """Run a config, write its run folder and report, print the scores."""
+    prepare(threads)
+    chosen = checked(experiments(settings), store)
+    folder = run_folder(out, chosen[0][1].name)
+    with progress() as listener:
+        result = run_all(settings, Store(store, listener=listener))
+    conclude(result, folder, store, as_json=as_json, redact=redact)
+
+
+def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool) -> None:
+    """Write and print a run; raise if an audit failed or proves nothing."""
+    try:
+        write_run(result, folder)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {folder} ({error.strerror}): the results are in {store}; give another "
+            "--out"
+        ) from error
+    page = build_report([folder], folder / "report.html", redact=redact)
+    facts = summary(result)
+    if as_json:
+        print(json.dumps(facts | {"report": str(page)}))
+    else:
+        print_scores(facts)
+        print(f"report: {page}")
+    failures = [f"FAILED: {reason}" for reason in result.failed]
+    failures += [f"VACUOUS: {reason}" for reason in result.vacuous]
+    if failures:
+        raise RunError("; ".join(failures))
+
+
+def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
+    """Report every problem of a config, or estimate its time and memory."""
+    prepare(None)
+    costs = estimate(checked(experiments(settings), store), Store(store))
+    if as_json:
+        print(json.dumps(costs))
+    else:
+        print_costs(costs)
+
+
+def checked(chosen: list[tuple[str, Experiment]], store: Path) -> list[tuple[str, Experiment]]:
+    """Return experiments after refusing everything that can be refused without computing."""
+    check_machine(store)
+    if lines := problems(chosen):
+        raise ConfigError(lines)
+    return chosen
+
+
+def check_machine(store: Path) -> None:
+    """Refuse a device that is not there and a store that cannot be used."""
+    check_device()  # first: a store asks for the device
+    Store(store)
+    check_writable("--store", store)
+
+
+def check_device() -> None:
+    try:
+        torch.zeros(1, device=default_device())
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"FROSTGLASS_DEVICE names no device of this machine ({reason}): set it to cpu, or "
+            "unset it"
+        ) from error
+
+
+def run_folder(out: Path | None, name: str) -> Path:
+    """Return the folder of the run; refuse now one that cannot be written after hours of work."""
+    if out is None and not re.fullmatch(r"\w[\w .+-]*", name):
+        raise ConfigError(
+            "name: expected letters, digits, spaces, '.', '+' or '-', because it names the run's "
+            f"folder; got {name!r}"
+        )
+    folder = out or Path("runs") / name
+    check_writable("--out", folder)
+    if foreign := _foreign_file(folder):
+        raise ConfigError(
+            f"--out {folder} contains files of something else, such as {foreign}: give a new "
+            "folder, or that of an earlier run"
+        )
+    return folder
+
+
+def _foreign_file(folder: Path) -> str:
+    """Return the name of a file that no run wrote; "" if there is none, or beside a whole run."""
+    if not folder.is_dir():
+        return ""
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    if set(FILES) <= set(names):
+        return ""
+    # run.json is written last: a killed run leaves the others without it.
+    own = {*FILES, *REPORT} - {"run.json"}
+    return next((name for name in names if name not in own), "")
+
+
+def check_writable(option: str, folder: Path) -> None:
+    if not is_writable(folder):
+        raise ConfigError(f"{option} {folder} cannot be created or written: give another folder")
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which need not exist yet."""
+    place = existing(folder)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest existing one above it."""
+    places = (folder.absolute(), *folder.absolute().parents)
+    return next(place for place in places if os.path.lexists(place))

@@ -1,0 +1,353 @@
+"""Read the folders of finished runs; their three files are checked against each other first."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from torch import Tensor
+
+from frostglass.auditing.run_folder import FILES, RUN_FORMAT
+from frostglass.core.errors import DataError, StoreError
+from frostglass.core.parameters import problems
+from frostglass.store.files import read_tensors
+
+ROUNDING = 1e-5  # relative; rows are written with six digits
+IMAGE_SCORES = ("similarity", "face_similarity", "ssim", "psnr", "fsim", "manifold")
+
+
+class Measured(BaseModel):
+    value: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+    by_identity: list[FiniteFloat] | None = None
+
+
+class HeldOut(BaseModel):
+    test: FiniteFloat
+
+
+class Network(BaseModel):
+    model: str
+    parameters: int
+    accuracy: HeldOut
+    selected_epoch: int | None
+    key: str
+
+
+class FirstStage(BaseModel):
+    data: str
+    epochs: int
+    classes: int
+    accuracy: HeldOut
+    before: "FirstStage | None" = None
+
+
+class TrainingFacts(BaseModel):
+    """How a target was trained; `facts` are what its defenses report about it, by their names."""
+
+    recipe: dict[str, Any]
+    trainable: int | None
+    facts: dict[str, dict[str, Any]]
+    first_stage: FirstStage | None
+    seconds: FiniteFloat | None
+    first_stage_seconds: FiniteFloat | None
+    times_undefended: FiniteFloat | None
+
+
+class Utility(BaseModel):
+    """How well a server predicts attributes from features."""
+
+    mean_mcc: FiniteFloat
+    mean_mcc_low: FiniteFloat
+    mean_mcc_high: FiniteFloat
+    mean_auc: FiniteFloat
+    mean_auc_low: FiniteFloat
+    mean_auc_high: FiniteFloat
+    accuracy: FiniteFloat
+
+
+class References(BaseModel):
+    """The scale of a similarity: two photos of one person, and photos of two people."""
+
+    same_person: FiniteFloat
+    different_people: FiniteFloat
+
+
+class ReleaseFacts(BaseModel):
+    """About the released features, and about the reconstructions as a whole."""
+
+    relative_deviation: FiniteFloat
+    feature_shape: list[int] = Field(min_length=1)
+    lda: FiniteFloat | None
+    emd: FiniteFloat
+    emd_floor: FiniteFloat
+
+
+class Controls(BaseModel):
+    lift: dict[str, Measured]
+    control_lift: dict[str, Measured]
+    agreement: FiniteFloat | None
+    only_one: FiniteFloat | None
+    manifold: FiniteFloat | None
+    references: References | None
+    vacuous: str
+    warnings: list[str]
+
+
+class Exposed(BaseModel):
+    identity: str
+    value: FiniteFloat
+
+
+class AuditFacts(BaseModel):
+    """One audit: `case` is the config's name for it, `partial` lists people without a full search.
+
+    `access` is what the attack was granted, `steps` the mean number of steps of its searches,
+    `worst` the most exposed people.
+    """
+
+    label: str
+    case: str
+    surface: Literal["model", "features"]
+    seed: int
+    defenses: list[dict[str, Any]]
+    attack: dict[str, Any]
+    access: list[str]
+    prior: dict[str, Any] | None
+    target: Network
+    training: TrainingFacts
+    scores: dict[str, Measured]
+    prior_only: dict[str, Measured]
+    conventions: dict[str, dict[str, FiniteFloat]]
+    controls: Controls
+    worst: list[Exposed]
+    queries: int
+    steps: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None
+    partial: list[str]
+    seconds: FiniteFloat
+    keys: dict[str, str | None]
+
+
+class FeatureControls(Controls):
+    references: References
+
+
+class FeatureAudit(AuditFacts):
+    """An attack on released features; `released` is what the protection noted, by batch."""
+
+    surface: Literal["features"]
+    cut: str
+    attributes: list[str] = Field(min_length=1)
+    images_per_person: Annotated[int, Field(ge=1)]
+    utility: Utility
+    plain_utility: Utility
+    facts: ReleaseFacts
+    released: list[dict[str, Any]]
+    explained: FiniteFloat
+    controls: FeatureControls
+
+
+class ModelAudit(AuditFacts):
+    surface: Literal["model"]
+
+
+class RunFacts(BaseModel):
+    """What a report needs of a run.json."""
+
+    name: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    threads: int
+    data: dict[str, Any]
+    identities: list[str] = Field(min_length=1)
+    evaluators: list[Network] = Field(min_length=1)
+    embedder: Network | None
+    audits: Sequence[AuditFacts]
+    failed: list[str]
+
+    @property
+    def surface(self) -> Literal["model", "features"]:
+        return self.audits[0].surface
+
+    @property
+    def networks(self) -> list[Network]:
+        """The evaluators, and the embedder if there is one."""
+        return [*self.evaluators, *([self.embedder] if self.embedder else [])]
+
+    @property
+    def top1(self) -> list[str]:
+        """Names of the scores that say whether an evaluator recognises a person."""
+        return [f"top1_{place}" for place in range(1, len(self.evaluators) + 1)]
+
+
+class ModelRun(RunFacts):
+    audits: list[ModelAudit] = Field(min_length=1)
+
+
+class FeatureRun(RunFacts):
+    embedder: Network
+    audits: list[FeatureAudit] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class AuditRows:
+    """The rows of one audit: its people, and for each score values (I, K) of their candidates."""
+
+    names: tuple[str, ...]
+    columns: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's files, checked against each other; `document` is its run.json as it is."""
+
+    document: dict[str, Any]
+    facts: RunFacts
+    rows: tuple[AuditRows, ...]
+    images: Mapping[str, Tensor]
+
+
+def parsed(document: Mapping[str, Any]) -> RunFacts:
+    """Validate a run.json; all its audits must be of the surface of the first."""
+    audits = document.get("audits")
+    first = audits[0] if isinstance(audits, list) and audits else None
+    features = isinstance(first, dict) and first.get("surface") == "features"
+    return (FeatureRun if features else ModelRun).model_validate(document)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; raises StoreError or DataError unless its files fit each other."""
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is not a folder: give the folder of a finished run")
+    if missing := [name for name in FILES if not (folder / name).is_file()]:
+        raise StoreError(
+            f"{folder} has no {missing[0]}, so it is not a finished run: "
+            "give the folder that `frostglass run --out` wrote"
+        )
+    path = folder / "run.json"
+    try:
+        # Settings may be infinite, which JSON cannot express: keep the word as text.
+        document = json.loads(path.read_bytes(), parse_constant=str)
+    except ValueError as error:
+        raise StoreError(f"{path} is not JSON ({error}): run again to write it anew") from error
+    document = document if isinstance(document, dict) else {}
+    if (version := document.get("format")) != RUN_FORMAT:
+        raise StoreError(
+            f"{path} has format {json.dumps(version)}, expected {RUN_FORMAT}: "
+            "run again with this version of frostglass"
+        )
+    try:
+        facts = parsed(document)
+    except ValidationError as error:
+        text = problems(error)[0][:160]
+        raise DataError(f"{path} is damaged ({text}): run again to write it anew") from None
+    _check_scores(path, facts)
+    images = _images(folder / "images.safetensors", facts)
+    return Run(document, facts, _rows(folder / "rows.csv", facts, images), images)
+
+
+def _check_scores(path: Path, facts: RunFacts) -> None:
+    features = facts.surface == "features"
+    top5 = [name.replace("top1", "top5") for name in facts.top1]
+    needed = [*facts.top1, *(IMAGE_SCORES if features else ("target_top1", *top5))]
+    for audit in facts.audits:
+        if absent := [n for n in needed if n not in audit.scores or n not in audit.prior_only]:
+            raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again")
+        controls, name = audit.controls, "similarity" if features else facts.top1[0]
+        if name not in controls.lift or not (controls.vacuous or name in controls.control_lift):
+            raise DataError(
+                f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: "
+                "run again"
+            )
+        if features and not audit.keys.get("exposure"):
+            raise DataError(f"{path} does not say what audit {audit.label!r} attacked: run again")
+
+
+def _images(path: Path, facts: RunFacts) -> dict[str, Tensor]:
+    images, _ = read_tensors(path)
+    reference, people = "private", len(facts.identities)
+    expected: tuple[int, ...] = (people,)
+    if isinstance(facts, FeatureRun):
+        reference, expected = "victims", (people, facts.audits[0].images_per_person)
+    for name in [reference, *(f"audit.{place}" for place in range(len(facts.audits)))]:
+        if name not in images:
+            raise DataError(f"{path} has no {name}, which run.json describes: run again")
+        tensor, dimensions = images[name], 4 if name == "private" else 5
+        if (tensor.dtype, tensor.ndim) != (torch.uint8, dimensions) or (
+            tensor.shape[-3] not in (1, 3) or not tensor.numel()
+        ):
+            raise DataError(
+                f"{path}: {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                "expected grey or colour images as bytes: run again"
+            )
+    if (shape := tuple(images[reference].shape[: len(expected)])) != expected:
+        raise DataError(f"{path}: {reference} holds {shape} images, expected {expected}: run again")
+    for place, audit in enumerate(facts.audits):
+        count, candidates = images[f"audit.{place}"].shape[:2]
+        if len(expected) == 2 and (count != people or candidates % expected[1]):
+            raise DataError(
+                f"{path}: audit {audit.label!r} has {candidates} reconstructions of each of "
+                f"{count} people, expected a multiple of {expected[1]} of {people}: run again"
+            )
+    return images
+
+
+def _rows(path: Path, facts: RunFacts, images: Mapping[str, Tensor]) -> tuple[AuditRows, ...]:
+    """Read the rows of each audit, and check that its scores are means of them."""
+    try:
+        lines = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table ({error}): run again to write it anew") from error
+    result, start = [], 0
+    for place, audit in enumerate(facts.audits):
+        people, candidates = images[f"audit.{place}"].shape[:2]
+        own, start = lines[start : start + people * candidates], start + people * candidates
+        names = [line.get("identity") or "" for line in own[::candidates]]
+        keys = [(audit.label, name, str(k)) for name in names for k in range(candidates)]
+        columns = {name: [_number(line.get(name)) for line in own] for name in audit.scores}
+        if (
+            len(own) != people * candidates
+            or [(line.get("audit"), line.get("identity"), line.get("candidate")) for line in own]
+            != keys
+            or len(set(names) - {""}) != people
+            or ((place == 0 or audit.surface == "features") and names != facts.identities)
+            or not set(audit.partial) <= set(names)
+            or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.top1)
+            or not all(_is_mean(score, columns[name]) for name, score in audit.scores.items())
+        ):
+            raise DataError(
+                f"{path} does not belong to its run.json (audit {audit.label!r}): "
+                "run again to write both"
+            )
+        values = {
+            name: torch.tensor(column, dtype=torch.double).unflatten(0, (-1, candidates))
+            for name, column in columns.items()
+        }
+        result.append(AuditRows(tuple(names), values))
+    if start != len(lines):
+        raise DataError(
+            f"{path} has {len(lines)} rows where its run.json explains {start}: "
+            "run again to write both"
+        )
+    return tuple(result)
+
+
+def _number(text: str | None) -> float:
+    """Parse a number; NaN, which equals no score, for anything else."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return math.nan
+
+
+def _is_mean(score: Measured, column: Sequence[float]) -> bool:
+    largest = max(map(abs, column), default=math.nan)
+    mean = sum(column) / max(1, len(column))
+    return math.isclose(mean, score.value, rel_tol=0, abs_tol=ROUNDING * largest + 1e-12)

@@ -1,0 +1,1 @@
+"""Panels: what a report shows of the audits of one surface."""

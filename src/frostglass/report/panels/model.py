@@ -1,0 +1,337 @@
+"""The panel of audits of models."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from markupsafe import Markup
+
+from frostglass.auditing.controls import (
+    DISAGREEMENT,
+    LOW_TARGET_SUCCESS,
+    LUCKY_PRIOR,
+    OFF_MANIFOLD,
+)
+from frostglass.report import parts
+from frostglass.report.charts import scale, shape, track
+from frostglass.report.panels import common
+from frostglass.report.panels.matrix import has_matrix, matrix_section
+from frostglass.report.recipes import training_caption, training_notes, training_rows
+from frostglass.report.study import Entry, Study
+from frostglass.report.text import Kind, number
+
+CONVENTIONS = {
+    "mean": "mean over all images and people (KED-MI, BiDO, LOMMA, TL-DMI, PPA, PLG-MI, CALoR)",
+    "selected": "only the image with the highest confidence of the model (GMI)",
+    "any": "a person counts when any image succeeds (GMI, “acc5”)",
+    "first": "only the first image (BREP-MI)",
+    "std_draws": "spread over images, as a standard deviation (BiDO)",
+    "var_draws": "spread over images, as a variance (KED-MI)",
+    "std_identities": "spread over people (VMI)",
+    "top5": "among the evaluator's five best guesses, mean",
+    "top5_last": "among the five best guesses, last image only (LOMMA, TL-DMI)",
+}
+Check = tuple[str, str, list[parts.Cell]]  # name, meaning, and a cell for each audit or for all
+
+
+def model_panel(study: Study, image_bytes: int) -> parts.Panel:
+    above = [matrix_section(study)] if has_matrix(study) else []
+    below = [_scores(study), _training(study), _controls(study)]
+    notes = [*_definitions(study), *training_notes(study)]
+    return common.panel(study, image_bytes, notes, above, below)
+
+
+def _definitions(study: Study) -> list[str]:
+    count, candidates = len(study.first.evaluators), number(study.candidates, "count")
+    text = (
+        "“Recognised” means that an evaluator, a separate classifier trained on the private "
+        "people, ranks the right person first."
+    )
+    if count > 1:
+        text += f" Of {number(count, 'count')} evaluators the one with the lower share counts."
+    text += " Intervals hold 95 % and are taken over people."
+    if study.candidates > 1:
+        text += f" Shares are means over the {candidates} images kept per person."
+    rule = "Where several attacks were tried on a model, the strongest counts"
+    return [text, *common.strongest_note(study, rule)]
+
+
+def _scores(study: Study) -> parts.Section:
+    lines = [
+        (
+            entry.label,
+            f"{'vacuous · ' if entry.vacuous else ''}model accuracy "
+            f"{number(entry.facts.target.accuracy.test, 'percent')}",
+            track(entry.marks),
+        )
+        for entry in study.shown
+    ]
+    text = (
+        "Further left is more private. A good defense moves its marks towards the dashed line and "
+        "keeps the model accurate. Two models are compared on the same people, one by one, so they "
+        "may differ although their bars overlap."
+    )
+    if study.vacuous:
+        text = "This audit is vacuous: marks on the left mean a weak attack, not a private model."
+    if len(study.shown) < len(study.entries):
+        many = number(len(study.entries), "count")
+        text += f" Drawn are the audits that have images above; the table has all {many}."
+    legend: list[str] = [
+        Markup("{} recognised by evaluator {}, with 95 % interval").format(shape(place), place + 1)
+        for place in range(len(study.first.evaluators))
+    ]
+    content: list[parts.Part] = [
+        *common.tradeoff_parts(study),
+        parts.Tracks(lines, scale()),
+        parts.Items([*legend, "┆ prior only: random images from the same generator"], "legend"),
+        parts.Note(text, "note after"),
+        _scores_table(study),
+        parts.Note(_scores_note(study)),
+    ]
+    return parts.Section("Scores", "How much leaks, and what a defense costs", content)
+
+
+def _scores_table(study: Study) -> parts.Table:
+    top1 = study.first.top1
+    top5 = [name.replace("top1", "top5") for name in top1]
+    places = range(1, len(top1) + 1)
+    distance = all("distance" in entry.facts.scores for entry in study.entries)
+    head: list[str] = ["audit", "model accuracy on held-out images"]
+    head += [common.evaluator_head(place - 1) for place in places]
+    head += [f"evaluator {place}, five best guesses" for place in places]
+    head += ["model itself accepts", *["distance to the person"] * distance, "queries", "time"]
+
+    def row(entry: Entry) -> list[parts.Cell | str]:
+        facts = entry.facts
+        far: list[parts.Cell] = []
+        if distance:
+            score, baseline = facts.scores["distance"], facts.prior_only["distance"]
+            ends = f"{number(score.low)}–{number(score.high)}"
+            far = [parts.Cell(number(score.value), [ends, f"prior only {number(baseline.value)}"])]
+        steps = [] if facts.steps is None else [f"{number(facts.steps, 'count')} steps"]
+        return [
+            common.entry_cell(entry),
+            number(facts.target.accuracy.test, "percent"),
+            *(common.score_cell(entry, name) for name in (*top1, *top5, "target_top1")),
+            *far,
+            parts.Cell(number(facts.queries, "count"), steps),
+            number(facts.seconds, "seconds"),
+        ]
+
+    rows = [row(entry) for entry in study.entries]
+    return parts.Table("Scores of each audit", head, rows, long=study.many)
+
+
+def _scores_note(study: Study) -> str:
+    steps = any(entry.facts.steps is not None for entry in study.entries)
+    return (
+        "Small figures: 95 % interval over people, then the prior-only baseline: random images "
+        "from the attacker's generator. Distance is measured between the first evaluator's "
+        "features of a reconstruction and of the nearest private image of the person; smaller is "
+        "closer. Queries are images the attack passes to the model, without those used to train a "
+        f"prior{', steps the mean over its searches' if steps else ''}."
+    )
+
+
+def _training(study: Study) -> parts.Section:
+    rows = training_rows(study)
+    staged, reported = any(row.stage for row in rows), any(row.facts for row in rows)
+    differing = any(row.own for row in rows)
+    head = ["model", "weights", "training time", "relative to undefended", "epoch kept"]
+    head += ["first stage"] * staged + ["reported by its defenses"] * reported
+    head += ["own recipe"] * differing
+    body: list[list[parts.Cell | str]] = []
+    for row in rows:
+        total, trainable = row.entry.facts.target.parameters, row.training.trainable
+        part = [] if trainable in (None, total) else [f"{number(trainable, 'count')} trainable"]
+        stage, seconds = parts.Cell("–"), number(row.training.first_stage_seconds, "seconds")
+        if row.stage:
+            stage = parts.Cell(row.stage, [seconds])
+        pairs = row.facts
+        facts = Markup("").join(
+            Markup("<p>{}</p>").format(common.bold(n, f" {t}")) for n, t in pairs
+        )
+        wrapped = [stage] * staged + [parts.Cell(facts or "–")] * reported
+        wrapped += [parts.Cell(row.own or "–")] * differing
+        body.append(
+            [
+                parts.named_cell(row.label),
+                parts.Cell(number(total, "count"), part),
+                number(row.training.seconds, "seconds"),
+                number(row.training.times_undefended, "ratio"),
+                row.epoch,
+                *(replace(cell, css="wrapped") for cell in wrapped),
+            ]
+        )
+    text = "Times hold for the machine of this run."
+    if staged:
+        text += " The time of a first stage is not part of the training time."
+    table = parts.Table("Training of each model", head, body, "trained")
+    content = [parts.Note(training_caption(study)), table, parts.Note(text)]
+    return parts.Section("Training", "How the models were trained", content)
+
+
+def checks(study: Study) -> list[Check]:
+    """Return each control with a verdict for each audit; what passes in a vacuous one is void."""
+
+    def row(name: str, meaning: str, weigh: Callable[[Entry], parts.Cell]) -> Check:
+        cells = [(entry, weigh(entry)) for entry in study.entries]
+        return name, meaning, [_void(c) if e.vacuous and c.status == "ok" else c for e, c in cells]
+
+    def positive(entry: Entry) -> parts.Cell:
+        controls = entry.facts.controls
+        if not controls.control_lift:
+            return parts.verdict("not run", "fail")
+        worst = min(controls.control_lift.values(), key=lambda score: score.low)
+        least = f"at least {number(worst.low, 'points')}"
+        status: parts.Status = "fail" if controls.vacuous else "ok"
+        return parts.verdict(number(worst.value, "gain"), status, least)
+
+    def limited(
+        value: Any, kind: Kind, fine: Callable[[float], bool], absent: str = ""
+    ) -> parts.Cell:
+        if value is None:
+            return parts.verdict(absent, "look")
+        return parts.verdict(number(value, kind), "ok" if fine(value) else "look")
+
+    def baseline(entry: Entry) -> parts.Cell:
+        most = max(entry.facts.prior_only[name].value for name in entry.evaluators)
+        return limited(most, "percent", lambda v: v <= LUCKY_PRIOR)
+
+    def control(name: str, kind: Kind, fine: Callable[[float], bool], absent: str) -> Any:
+        return lambda e: limited(getattr(e.facts.controls, name), kind, fine, absent)
+
+    def success(entry: Entry) -> parts.Cell:
+        value = entry.facts.scores["target_top1"].value
+        return limited(value, "percent", lambda v: v >= LOW_TARGET_SUCCESS)
+
+    one, agree = "one evaluator only", 1 - DISAGREEMENT
+    return [
+        row("Positive control", POSITIVE, positive),
+        row("Prior only", PRIOR_ONLY, baseline),
+        row("Evaluators agree", AGREE, control("agreement", "percent", lambda v: v >= agree, one)),
+        row(
+            "Only one accepts",
+            ONLY_ONE,
+            control("only_one", "percent", lambda v: v <= DISAGREEMENT, one),
+        ),
+        row(
+            "Realistic images",
+            REALISTIC,
+            control("manifold", "ratio", lambda v: v <= OFF_MANIFOLD, "not measured"),
+        ),
+        row("Target success", SUCCESS, success),
+        *((name, meaning, [cell]) for name, meaning, cell in common.evaluator_checks(study)),
+    ]
+
+
+POSITIVE = (
+    "The same attack on an undefended model, above the prior-only baseline. If it fails there, its "
+    "failure elsewhere proves nothing."
+)
+PRIOR_ONLY = (
+    "Random images from the attacker's generator, evaluated the same way: this much is luck."
+)
+AGREE = "Share of reconstructions on which the first two evaluators agree."
+ONLY_ONE = (
+    "Images that convince just one of the two may be false positives: images that fool a network "
+    "and no person."
+)
+REALISTIC = (
+    "Distance to real public images, relative to the generator's own images. Far above 1 the "
+    "reconstructions no longer resemble real images."
+)
+SUCCESS = (
+    "Does the attacked model itself accept the images? If not, the attack did not converge, which "
+    "is not privacy. High here and low for the evaluators: the model was fooled, and the person "
+    "was not reconstructed."
+)
+
+
+def _void(cell: parts.Cell) -> parts.Cell:
+    return parts.verdict(cell.text, "void", *cell.small)
+
+
+def _controls(study: Study) -> parts.Section:
+    weaker = [entry for entry in study.entries if study.many and not _leads(study, entry)]
+    leading = [entry for entry in study.entries if entry not in weaker]
+    exposed: list[parts.Part] = [common.exposed_items(study, leading)]
+    if weaker:
+        summary = f"In the {number(len(weaker), 'count')} audits by other attacks"
+        exposed.append(parts.Details(summary, [common.exposed_items(study, weaker)]))
+    content: list[parts.Part] = [
+        *_checks_table(study),
+        *common.void_note(study),
+        parts.Heading("Kinds of attack tried"),
+        parts.Note(
+            "A defense can hide its gradients from one loss and still leak to another. Each model "
+            "should face every kind. An adaptive attack knows the defense: it averages over noise, "
+            "passes gradients through saturated layers, or aims at the confidence that CALoR "
+            "trains for."
+        ),
+        common.kinds_table(study),
+        *(
+            parts.Note(
+                f"Missing or vacuous for {names}: {kinds}. Masked gradients are not ruled out."
+            )
+            for kinds, names in study.untried.items()
+        ),
+        parts.Heading("Most exposed people"),
+        parts.Note(
+            "At most five per audit, with the share of evaluators and images that recognise them."
+        ),
+        *exposed,
+        *common.closing_controls(study),
+        parts.Details("How the papers would have counted it", _conventions(study)),
+    ]
+    return parts.Section("Controls", "Controls: can these numbers be believed?", content)
+
+
+def _leads(study: Study, entry: Entry) -> bool:
+    return any(entry is subject.strongest for subject in study.subjects)
+
+
+def _checks_table(study: Study) -> list[parts.Part]:
+    """One column for each audit, or if they are many, one row."""
+    controls, label = checks(study), "Controls of each audit"
+    if not study.many:
+        count = len(study.entries)
+        rows: list[list[parts.Cell | str]] = [
+            [parts.Cell(name, [meaning]), *(cells if len(cells) == count else cells * count)]
+            for name, meaning, cells in controls
+        ]
+        heads = [parts.named_cell(entry.label) for entry in study.entries]
+        return [parts.Table(label, ["control", *heads], rows, "checks")]
+    each = [check for check in controls if len(check[2]) > 1]
+    rows = [
+        [parts.named_cell(entry.label), *(cells[place] for _, _, cells in each)]
+        for place, entry in enumerate(study.entries)
+    ]
+    notes = [
+        common.bold(name, f": {meaning}{f' {cells[0].text} {cells[0].tag}' * (len(cells) == 1)}")
+        for name, meaning, cells in controls
+    ]
+    head = ["audit", *(name for name, _, _ in each)]
+    return [parts.Table(label, head, rows, long=True), parts.Items(notes, "plain note")]
+
+
+def _conventions(study: Study) -> list[parts.Part]:
+    rows: list[list[parts.Cell | str]] = []
+    for entry in study.entries:
+        for place in range(1, len(entry.evaluators) + 1):
+            counted = entry.facts.conventions.get(f"evaluator {place}", {})
+            values = [
+                number(counted.get(name), "plain" if name == "var_draws" else "percent")
+                for name in CONVENTIONS
+            ]
+            rows.append([parts.named_cell(entry.label), number(place), *values])
+    head = ["audit", "evaluator", *CONVENTIONS]
+    return [
+        parts.Note(
+            "Papers average over images and people in different ways. These are all of them."
+        ),
+        parts.Table("Conventions of the papers", head, rows, long=study.many),
+        parts.Items(
+            [common.bold(name, f": {text}") for name, text in CONVENTIONS.items()], "plain note"
+        ),
+    ]
