@@ -1,1 +1,1 @@
-"""Speed as ratios to a bare floor measured in the same run, so that the machine's mood cancels out."""
+"""Speed and memory as ratios to a baseline measured in the same run, so that machines compare."""

@@ -1,4 +1,4 @@
-"""`make bench`: prints each ratio with its limit."""
+"""`make bench`: print each ratio with its limit."""
 
 import torch
 
@@ -12,20 +12,22 @@ from benchmarks import (
     training_step,
 )
 
+BENCHMARKS = (
+    attack_step,
+    official_style,
+    training_step,
+    bido_step,
+    crafter,
+    faces_rate,
+    memory,
+)
+
 
 def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for benchmark in (
-        attack_step,
-        official_style,
-        training_step,
-        bido_step,
-        crafter,
-        faces_rate,
-        memory,
-    ):
+    for benchmark in BENCHMARKS:
         for line in benchmark.measure():
-            print(line)
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

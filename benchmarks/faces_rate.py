@@ -1,4 +1,4 @@
-"""Procedural faces per second."""
+"""Procedural faces generated per second."""
 
 import time
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ LIMIT = 1000
 
 
 def measure() -> Iterator[str]:
-    who = torch.arange(4096)
+    people = torch.arange(4096)
     for size in (16, 32, 64):
-        photograph(0, who[:512], torch.zeros(512, dtype=torch.long), size)
+        photograph(0, people[:512], torch.zeros(512, dtype=torch.long), size)
         began = time.perf_counter()
-        photograph(0, who, torch.zeros_like(who), size)
-        rate = len(who) / (time.perf_counter() - began)
-        wanted = f" (at least {LIMIT} wanted)" if size == 32 else ""
-        yield f"faces at {size} pixels: {rate:,.0f} images a second{wanted}"
+        photograph(0, people, torch.zeros_like(people), size)
+        rate = len(people) / (time.perf_counter() - began)
+        limit = f" (limit: at least {LIMIT})" if size == 32 else ""
+        yield f"faces at {size} pixels: {rate:,.0f} images a second{limit}"

@@ -1,4 +1,7 @@
-"""What `frostglass check` foresees of a run's memory over what the run took, each in a process of its own, with trainings and searches cut to two steps."""
+"""The memory estimate of `frostglass check` over the measured peak of a run.
+
+Each runs in a process of its own, with trainings and searches cut to two steps.
+"""
 
 import json
 import subprocess
@@ -12,41 +15,38 @@ from typing import Any
 
 LOW, HIGH = 0.8, 1.25
 ROOT = Path(__file__).parents[1]
-JUDGE = {"model": "cnn", "options": {"width": 8}, "epochs": 1}
+EVALUATOR = {"model": "cnn", "options": {"width": 8}, "epochs": 1}
+CASES = (
+    "GMI at 32",
+    "LOMMA at 32",
+    "GMI at 64",
+    "PLG-MI at 64",
+    "GMI at 128",
+    "GMI on StyleGAN2 at 256",
+)
 
 
 def measure() -> Iterator[str]:
-    for name in (
-        "GMI at 32",
-        "LOMMA at 32",
-        "GMI at 64",
-        "PLG-MI at 64",
-        "GMI at 128",
-        "GMI on StyleGAN2 at 256",
-    ):
+    for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             settings = json.dumps(_settings(name, Path(folder)))
-            (said, step), (taken, _) = (
-                _child(kind, settings, folder) for kind in ("foresee", "run")
-            )
+            estimated, step = _child("estimate", settings, folder)
+            measured, _ = _child("run", settings, folder)
         yield (
-            f"memory, {name} pixels: {said / taken:.2f} × measured ({LOW} to {HIGH} wanted); {said / 2**20:,.0f} MiB foreseen ({step}), "
-            f"{taken / 2**20:,.0f} MiB taken"
+            f"memory, {name} pixels: {estimated / measured:.2f} × measured (limits {LOW} to "
+            f"{HIGH}); estimated {estimated:,.0f} MiB ({step}), measured {measured:,.0f} MiB"
         )
 
 
-def _child(kind: str, settings: str, folder: str) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", kind, settings, folder],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(done.stdout)
+def _child(kind: str, settings: str, folder: str) -> tuple[float, str]:
+    command = [sys.executable, "-m", "benchmarks.memory", kind, settings, folder]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    mib, step = json.loads(done.stdout)
+    return mib, step
 
 
 def _settings(name: str, folder: Path) -> dict[str, Any]:
-    """Published batch sizes, few people: memory depends on how many are looked at together."""
+    """Return published batch sizes with few people: memory depends on the batch."""
     if name.endswith("32"):
         return _shipped("LOMMA on GMI" if name.startswith("LOMMA") else "GMI")
     short = {"steps": 2, "critic_steps": 1}
@@ -54,22 +54,18 @@ def _settings(name: str, folder: Path) -> dict[str, Any]:
     if name == "PLG-MI at 64":
         return _audit(64, "ir152", {"name": "conditional", **short}, {"name": "plgmi", **few})
     if name == "GMI on StyleGAN2 at 256":
-        prior = {"name": "stylegan2", "weights": str(_style(folder / "style.safetensors"))}
+        prior = {"name": "stylegan2", "weights": str(_stylegan2(folder / "style.safetensors"))}
         attack = {"name": "gmi", "critic_weight": 0.0, **few, "batch": 16}
         data = {
             "name": "folder",
-            "private": str(_pictures(folder / "private", 4, 6)),
-            "public": str(_pictures(folder / "public", 4, 4)),
+            "private": str(_write_images(folder / "private", 4, 6)),
+            "public": str(_write_images(folder / "public", 4, 4)),
             "size": 256,
         }
         return _audit(256, "torchvision:resnet18", prior, attack, batch=16) | {"data": data}
     model, batch = ("vgg16", 64) if name.endswith("64") else ("torchvision:resnet18", 32)
-    return _audit(
-        int(name.split()[-1]),
-        model,
-        {"name": "wgan", "batch": batch, **short},
-        {"name": "gmi", **few},
-    )
+    prior = {"name": "wgan", "batch": batch, **short}
+    return _audit(int(name.split()[-1]), model, prior, {"name": "gmi", **few})
 
 
 def _audit(
@@ -85,7 +81,7 @@ def _audit(
             "public_images": 1,
         },
         "target": {"model": model, "epochs": 1, "batch": batch},
-        "evaluators": [JUDGE],
+        "evaluators": [EVALUATOR],
         "judging": {"positive_control": False},
         "prior": prior,
         "attack": attack,
@@ -93,31 +89,27 @@ def _audit(
 
 
 def _shipped(case: str) -> dict[str, Any]:
-    """One case of configs/faces/attacks.toml on the undefended model."""
-    settings = tomllib.loads(
-        (ROOT / "configs" / "faces" / "attacks.toml").read_text(encoding="utf-8")
-    )
-    chosen = next(one for one in settings.pop("grid")["case"] if one["case"] == case)
+    """Return one case of configs/faces/attacks.toml on the undefended model."""
+    path = ROOT / "configs" / "faces" / "attacks.toml"
+    settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    chosen = next(each for each in settings.pop("grid")["case"] if each["case"] == case)
     settings |= {section: chosen[section] for section in ("prior", "attack") if section in chosen}
     settings["data"]["public_identities"] = 100
     settings["attack"]["steps"] = 2
-    for training in (
-        settings["target"],
-        *settings["evaluators"],
-        *([settings["prior"]] if "epochs" in settings["prior"] else []),
-    ):
-        training["epochs"] = 1
+    for trained in (settings["target"], *settings["evaluators"], settings["prior"]):
+        if "epochs" in trained:
+            trained["epochs"] = 1
     return settings
 
 
-def _style(file: Path) -> Path:
-    """An untrained StyleGAN2 of the usual size, as `frostglass convert stylegan2` writes one."""
+def _stylegan2(file: Path) -> Path:
+    """Write an untrained StyleGAN2 of the usual size, as `frostglass convert stylegan2` does."""
     from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
     from frostglass.networks.stylegan2.nvidia import KIND
     from frostglass.runtime.seeding import seeded
     from frostglass.store.files import write_tensors
 
-    made = StyleSettings(
+    settings = StyleSettings(
         resolution=256,
         colours=3,
         z_dim=512,
@@ -128,41 +120,36 @@ def _style(file: Path) -> Path:
         clamp=None,
     )
     with seeded(0, "benchmark"):
-        write_tensors(file, StyleGenerator(made).state_dict(), {KIND: asdict(made)})
+        write_tensors(file, StyleGenerator(settings).state_dict(), {KIND: asdict(settings)})
     return file
 
 
-def _pictures(folder: Path, people: int, each: int) -> Path:
+def _write_images(folder: Path, people: int, each: int) -> Path:
     import torch
     from PIL import Image
 
     rng = torch.Generator().manual_seed(len(folder.name))
     for person in range(people):
-        (folder / f"{folder.name} {person}").mkdir(parents=True)
+        own = folder / f"{folder.name} {person}"
+        own.mkdir(parents=True)
         for number in range(each):
             coarse = torch.randint(256, (8, 8, 3), generator=rng, dtype=torch.uint8)
-            Image.fromarray(coarse.numpy()).resize((256, 256)).save(
-                folder / f"{folder.name} {person}" / f"{number}.png"
-            )
+            Image.fromarray(coarse.numpy()).resize((256, 256)).save(own / f"{number}.png")
     return folder
 
 
-def _one(kind: str, settings: dict[str, Any], folder: Path) -> list[Any]:
-    """Bytes and the step they are for: foreseen, or taken by a whole run with its report."""
-    from frostglass.audit.config import experiments
-    from frostglass.audit.grid import run_all, write_run
-    from frostglass.cli.work import prepare
-    from frostglass.plan.memory import foreseen, most_resident
-    from frostglass.report.build import build_report
-    from frostglass.store.store import Store
+def _one(kind: str, settings: dict[str, Any], folder: Path) -> tuple[float, str]:
+    """Return MiB and the step they are for: estimated, or measured over a run and its report."""
+    from frostglass import Store, build_report, estimate, experiments, run_all, write_run
+    from frostglass.runtime.memory import keep_freed_memory, most_resident
 
-    prepare(None)
+    keep_freed_memory()  # as the command line does
     store = Store(folder / "store")
-    if kind == "foresee":
-        need = foreseen(experiments(settings), store, lambda data: data.counts())
-        return [need.bytes, need.unknown or need.step]
+    if kind == "estimate":
+        cost = estimate(experiments(settings), store)
+        return cost["memory_mib"], cost["memory_unknown"] or cost["memory_step"]
     build_report([write_run(run_all(settings, store), folder / "run")], folder / "report.html")
-    return [most_resident(), ""]
+    return most_resident() / 2**20, ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two ways of doing the same work, timed in turns."""
+"""Times two implementations of the same work alternately."""
 
 import statistics
 import time
@@ -6,19 +6,25 @@ from collections.abc import Callable
 
 
 def ratio(
-    ours: Callable[[], None], floor: Callable[[], None], rounds: int = 9
+    ours: Callable[[], None], baseline: Callable[[], None], rounds: int = 9
 ) -> tuple[float, float, float]:
-    """Median of ours / floor over rounds in which both run, and the median seconds of each; one round to warm up."""
-    ratios, mine, theirs = [], [], []
+    """Return the median of ours / baseline, and the median seconds of each, after a warm-up round.
+
+    Both run in every round, in alternating order.
+    """
+    seconds: list[tuple[float, float]] = []
     for number in range(rounds + 1):
-        seconds = []
-        for work in (ours, floor) if number % 2 else (floor, ours):
-            began = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - began)
-        a, b = seconds if number % 2 else reversed(seconds)
-        if number:
-            ratios.append(a / b)
-            mine.append(a)
-            theirs.append(b)
+        if number % 2:
+            seconds.append((_seconds(ours), _seconds(baseline)))
+        else:
+            second = _seconds(baseline)
+            seconds.append((_seconds(ours), second))
+    mine, theirs = zip(*seconds[1:], strict=True)
+    ratios = [a / b for a, b in seconds[1:]]
     return statistics.median(ratios), statistics.median(mine), statistics.median(theirs)
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

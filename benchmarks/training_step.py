@@ -1,18 +1,16 @@
-"""An epoch of the training loop: undefended over a bare loop with the same network, batches and optimiser, and defended over undefended."""
+"""A training epoch: undefended over a bare loop of the same network, defended over undefended."""
 
 import math
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 
 from benchmarks.timing import ratio
-from frostglass.core.types import Images
+from frostglass.core.types import Images, Split
 from frostglass.data._augment import augment
 from frostglass.data.faces import Faces
-from frostglass.defenses import compose
-from frostglass.defenses.base import Defense, Size, TrainingProgress
+from frostglass.defenses.base import Defense, TrainingProgress
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.calor import Calor
 from frostglass.defenses.training.dpsgd import Dpsgd
@@ -20,11 +18,11 @@ from frostglass.defenses.training.label_smoothing import LabelSmoothing
 from frostglass.defenses.training.mid import Mid
 from frostglass.defenses.training.transfer import Transfer
 from frostglass.training.build import untrained
-from frostglass.training.loop import optimizer_of, train_epoch
 from frostglass.training.settings import Training
+from frostglass.training.trainer import Trainer, optimizer_of
 
 LIMIT = 1.10
-CONFIG = Training(model="cnn", options={"width": 32}, batch=64)
+CONFIG = Training(model="cnn", options={"width": 32}, batch=64, epochs=1)
 DEFENSES: dict[str, tuple[Defense, ...]] = {
     "MID": (Mid(),),
     "BiDO-HSIC": (Bido(),),
@@ -37,56 +35,46 @@ DEFENSES: dict[str, tuple[Defense, ...]] = {
 }
 
 
-def epoch(images: Images, defenses: tuple[Defense, ...]) -> Callable[[], None]:
-    """One epoch of our loop, without the stage that may come before it."""
+def measure() -> Iterator[str]:
+    images, public = Faces(identities=20, images=32, public_identities=2, public_images=1).tables()
+    undefended = epoch(images, public, ())
+    times, mine, theirs = ratio(undefended, bare_epoch(images), rounds=7)
+    yield (
+        f"undefended training epoch: {times:.3f} × bare loop (limit {LIMIT}); "
+        f"{mine:.2f} s against {theirs:.2f} s"
+    )
+    for name, defenses in DEFENSES.items():
+        times, mine, theirs = ratio(epoch(images, public, defenses), undefended, rounds=5)
+        yield (
+            f"{name} training epoch: {times:.2f} × undefended; {mine:.2f} s against {theirs:.2f} s"
+        )
+
+
+def epoch(images: Images, public: Images, defenses: tuple[Defense, ...]) -> Callable[[], None]:
+    """Return one epoch of our loop, without a first stage."""
     target = untrained(CONFIG, images.names, images.shape, defenses, seed=0)
-    compose.begin(defenses, target, images, seed=0)
-    rule = optimizer_of(CONFIG, [p for p in target.module.parameters() if p.requires_grad])
-    rule = compose.optimizer(defenses, target.module, rule, Size(len(images), CONFIG.batch, 1))
-    fabric = Fabric(accelerator="cpu", devices=1)
-    module, optimizer = fabric.setup(target.module, rule)
-    taps = compose.taps(defenses, target)
+    split = Split(images, images, images, public)  # only its training images are used
+    trainer = Trainer(CONFIG, target, split, defenses, seed=0, device=torch.device("cpu"))
 
     def run() -> None:
-        train_epoch(
-            CONFIG,
-            fabric,
-            module,
-            optimizer,
-            target,
-            images,
-            defenses,
-            taps,
-            TrainingProgress(0, 1),
-            seed=0,
-        )
+        trainer.epoch(TrainingProgress(0, 1))
 
     return run
 
 
 def bare_epoch(images: Images) -> Callable[[], None]:
+    """Return one epoch of a minimal training loop."""
     module = untrained(CONFIG, images.names, images.shape, (), seed=0).module.train()
-    rule = optimizer_of(CONFIG, list(module.parameters()))
+    optimizer = optimizer_of(CONFIG, list(module.parameters()))
+    batches = math.ceil(len(images) / CONFIG.batch)
 
     def run() -> None:
         rng = torch.Generator().manual_seed(0)
-        for index in torch.randperm(len(images), generator=rng).tensor_split(
-            math.ceil(len(images) / CONFIG.batch)
-        ):
-            pictures = augment(images.floats(index), rng, flip=CONFIG.flip, shift=CONFIG.shift)
-            loss = F.cross_entropy(module(pictures), images.labels[index])
-            rule.zero_grad(set_to_none=True)
+        for index in torch.randperm(len(images), generator=rng).tensor_split(batches):
+            augmented = augment(images.floats(index), rng, flip=CONFIG.flip, shift=CONFIG.shift)
+            loss = F.cross_entropy(module(augmented), images.labels[index])
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            rule.step()
+            optimizer.step()
 
     return run
-
-
-def measure() -> Iterator[str]:
-    images, _ = Faces(identities=20, images=32, public_identities=2, public_images=1).tables()
-    plain = epoch(images, ())
-    times, mine, theirs = ratio(plain, bare_epoch(images), rounds=7)
-    yield f"undefended training epoch: {times:.3f} × bare loop (limit {LIMIT}); {mine:.2f} s against {theirs:.2f} s"
-    for name, defenses in DEFENSES.items():
-        times, mine, theirs = ratio(epoch(images, defenses), plain, rounds=5)
-        yield f"{name} training epoch: {times:.2f} × undefended; {mine:.2f} s against {theirs:.2f} s"

@@ -1,4 +1,4 @@
-"""Tests run torch on one thread: they share the machine with each other, and results must not depend on the thread count."""
+"""Tests run torch on one thread: they share the machine, and results depend on the thread count."""
 
 import pytest
 import torch

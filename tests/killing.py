@@ -1,6 +1,6 @@
-"""Children that die: fork a body from the warm test process, kill it at a progress or a file operation, run it again, compare what is left.
+"""Run code in forked children, kill them at a moment or a file operation, compare what is left.
 
-A fork starts at once, where a fresh interpreter would spend seconds importing torch.
+A fork starts at once; a new interpreter would spend seconds importing torch.
 """
 
 import os
@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from frostglass.store import lease
+
 CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.utime"}
 
 
 def fork(body: Callable[[], object]) -> int:
-    """Run `body` in a child process; its process number."""
+    """Run `body` in a child process; return its process number."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -25,7 +27,7 @@ def fork(body: Callable[[], object]) -> int:
     try:
         body()
         code = 0
-    except BaseException:  # noqa: BLE001 - shown here and reported by the exit code; the child must never return into the test runner
+    except BaseException:  # noqa: BLE001 - the child must never return into the test runner
         traceback.print_exc()
         sys.stderr.flush()
     finally:
@@ -33,11 +35,14 @@ def fork(body: Callable[[], object]) -> int:
 
 
 def ended(pid: int, within: float = 60.0) -> int:
-    """Wait for a child: its exit code, or minus the signal that ended it. A child that does not end is killed and fails the test."""
+    """Wait for a child; return its exit code, or minus the signal that ended it.
+
+    A child that does not end in time is killed and fails the test.
+    """
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
     os.kill(pid, signal.SIGKILL)
@@ -45,28 +50,35 @@ def ended(pid: int, within: float = 60.0) -> int:
     raise AssertionError(f"the child did not end within {within} s")
 
 
+def dead_owner() -> str:
+    """Return the name of a lease's owner on this machine whose process has ended."""
+    pid = fork(lambda: None)
+    assert ended(pid) == 0
+    return f"{lease._machine()}~{pid}~00"
+
+
 def run(body: Callable[[], object]) -> None:
-    """Run `body` in a child and insist that it ends well."""
+    """Run `body` in a child and check that it ends without an error."""
     assert ended(fork(body)) == 0
 
 
 def run_until_done(body: Callable[[], object], moments: Iterable[float]) -> int:
-    """Run `body` again and again, each time killed (SIGKILL) after the next of `moments` seconds, until one run ends by itself.
+    """Run `body` repeatedly, killed after the next of `moments` seconds, until a run ends itself.
 
-    The number of kills. When `moments` runs out, the last run is left alone.
+    Returns the number of kills. When `moments` are used up, the last run is not killed.
     """
     kills = 0
-    for progress in moments:
+    for moment in moments:
         pid = fork(body)
-        deadline = time.monotonic() + progress
+        deadline = time.monotonic() + moment
         while time.monotonic() < deadline:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
                 assert os.waitstatus_to_exitcode(status) == 0
                 return kills
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
-        if ended(pid) == 0:  # it ended in the very progress it was to be killed
+        if ended(pid) == 0:  # it ended just before it was killed
             return kills
         kills += 1
     run(body)
@@ -74,7 +86,10 @@ def run_until_done(body: Callable[[], object], moments: Iterable[float]) -> int:
 
 
 def changing(root: Path, on_change: Callable[[], None]) -> None:
-    """Call `on_change` just before every change this process makes to files under `root`. Cannot be undone: for children only."""
+    """Call `on_change` before every change of this process to files under `root`.
+
+    Cannot be undone: for children only.
+    """
     inside = str(root)
 
     def hook(event: str, args: tuple) -> None:
@@ -93,7 +108,7 @@ def changing(root: Path, on_change: Callable[[], None]) -> None:
 
 
 def die_before_change(root: Path, number: int) -> None:
-    """Let this process be killed just before its `number`-th change (from 1) to files under `root`. For children only."""
+    """Kill this process before its `number`-th change (from 1) under `root`; for children only."""
     left = number
 
     def count() -> None:
@@ -106,7 +121,7 @@ def die_before_change(root: Path, number: int) -> None:
 
 
 def tree(root: Path, without: tuple[str, ...] = ("timing.json",)) -> dict[str, bytes | None]:
-    """Every file under `root` with its bytes, and every folder, by relative path."""
+    """Return every file under `root` with its bytes, and every folder, by relative path."""
     paths = (path for path in sorted(root.rglob("*")) if path.name not in without)
     return {
         path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None

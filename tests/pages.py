@@ -16,7 +16,7 @@ def plain(text: str) -> str:
 
 
 class Page(HTMLParser):
-    """The parts of a page that tests look at: all text, its sentences, its tables by name, all tags."""
+    """The parts of a page that tests look at: text, sentences, tables by name, and tags."""
 
     def __init__(self, path: Path):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tiny worlds for tests: networks and data small enough to train in a blink, and linear ones whose answers are known."""
+"""Tiny networks and data for tests, and linear ones whose answers are known."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from frostglass.core.prior import Prior
-from frostglass.core.types import Images, Split, Target
+from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.priors.base import identity_hashes
 from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.runtime.seeding import seeded
@@ -15,11 +15,17 @@ SHAPE = (3, 16, 16)
 
 
 def target(classes: int = 4, shape=SHAPE, seed: int = 0) -> Target:
-    """A small classifier with batch norm and dropout, so that modes and buffers matter; sure of itself on what `prior` makes."""
+    """A small classifier with batch norm and dropout, confident on images of `prior`."""
     with seeded(seed, "tests", "target"):
         module = nn.Sequential(
-            nn.Conv2d(shape[0], 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, classes)
-        )  # fmt: skip
+            nn.Conv2d(shape[0], 8, 3, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(128, classes),
+        )
     with torch.no_grad():
         generator = prior(shape).generator.eval()
         logits = module.eval()(
@@ -48,11 +54,11 @@ def prior(shape=SHAPE, latent: int = 6, seed: int = 0, critic: bool = True) -> P
             nn.Sigmoid(),
             nn.Unflatten(1, shape),
         )
-        judge = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 1))
+        critic_network = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 1))
         student = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 4))
     return Prior(
         generator=generator,
-        critic=judge if critic else None,
+        critic=critic_network if critic else None,
         latent=latent,
         image_shape=shape,
         seen_identities=identity_hashes([]),
@@ -82,7 +88,7 @@ def styled_prior(shape=SHAPE, seed: int = 0) -> Prior:
 
 
 def conditional_prior(condition: str) -> Prior:
-    """A prior whose generator is given a label, or a hint that says the same, and marks a corner of each picture with an eighth of it."""
+    """A prior whose generator marks a corner of each image with an eighth of its label or hint."""
 
     class Marked(nn.Module):
         def __init__(self, inner: nn.Module):
@@ -108,7 +114,7 @@ def conditional_prior(condition: str) -> Prior:
 
 
 def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
-    """A linear generator and a linear classifier: class y is brightest where its own logit row points."""
+    """A linear generator and a linear classifier: class y is brightest along its logit row."""
     shape = (1, 1, latent)
 
     class Centre(nn.Module):
@@ -137,7 +143,7 @@ def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
 
 
 def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "person") -> Images:
-    """Random pictures whose class shows as a bright band."""
+    """Random images whose class shows as a bright band."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
     pixels = torch.randint(0, 120, (count, *shape), generator=rng, dtype=torch.uint8)
@@ -165,14 +171,14 @@ def split(classes: int = 4, count: int = 48) -> Split:
 
 
 class NoWork:
-    """A step's workplace that keeps nothing."""
+    """A step's work folder that keeps nothing."""
 
     sheets = ""
 
     def __init__(self):
         self.kept = {}
 
-    def sheet(self, name, pictures):
+    def sheet(self, name, images):
         pass
 
     def save(self, name, tensors, values=None):
@@ -186,7 +192,7 @@ class NoWork:
 
 
 class MemoryWork(NoWork):
-    """Keeps checkpoints in memory, and can stop the world after a number of saves, as a kill would."""
+    """Keeps checkpoints in memory, and raises KilledError after a number of saves."""
 
     def __init__(self, saves_before_death: int | None = None):
         super().__init__()
@@ -210,3 +216,16 @@ class KilledError(Exception):
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     a, b = one.state_dict(), other.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def close_images(one: Reconstructions, other: Reconstructions, atol: float = 1e-3) -> bool:
+    """Whether two results agree up to the rounding of kernels for other batch shapes."""
+    return torch.equal(one.labels, other.labels) and torch.allclose(
+        one.images, other.images, rtol=0, atol=atol
+    )
+
+
+def of_people(result: Reconstructions, rows: list[int]) -> Reconstructions:
+    """The results of some people, by their place."""
+    columns = ("images", "labels", "latents", "confidence", "draws", "steps", "broken", "partial")
+    return replace(result, **{name: getattr(result, name)[rows] for name in columns})

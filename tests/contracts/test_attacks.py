@@ -1,23 +1,38 @@
-"""Every registered attack keeps the same promises; a new attack is tested by existing."""
+"""The contract of every registered attack on models; a new attack is tested by existing."""
 
 import copy
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from frostglass.attacks import base
-from frostglass.attacks.base import attacks, invert, prior_only
+from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
+from frostglass.attacks._search import runner
+from frostglass.core.assets import Assets
 from frostglass.core.errors import AccessError, ConfigError
-from frostglass.core.types import Target
-from frostglass.core.views import CAPABILITIES, ModelView
-from worlds import KilledError, MemoryWork, NoWork, conditional_prior, prior, styled_prior, target
+from frostglass.core.method import AuditSize
+from frostglass.core.types import CAPABILITIES, Target
+from frostglass.core.views import ModelView
+from worlds import (
+    KilledError,
+    MemoryWork,
+    NoWork,
+    close_images,
+    conditional_prior,
+    of_people,
+    prior,
+    styled_prior,
+    target,
+)
 
-# What makes a registered attack small enough for a test; an attack that is not named here is tested with its own defaults.
+NAMES = [name for name in attacks.names() if attacks.get(name).surface == "model"]
+
+# Parameters that make an attack small enough for a test; others are tested with their defaults.
 SMALL = {
     "brepmi": {
         "points": 12,
         "radius": 0.5,
-        "budget": 700,
+        "max_queries": 700,
         "patience": 25,
         "candidates": 3,
         "keep": 2,
@@ -66,18 +81,17 @@ def small(name: str, **more):
 
 
 def usable(name: str, **more):
-    """A prior that the attack can use: IF-GMI needs a generator in blocks."""
+    """A prior that the attack can use: IF-GMI needs a generator with blocks."""
     return styled_prior(**more) if name == "ifgmi" else prior(**more)
 
 
 def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
     made, known = world or (target(), usable(attack.name))
-    return invert(
-        attack, made.view(attack.access), known, labels=labels, seed=seed, work=work or NoWork()
-    )
+    view, assets = made.view(attack.access), Assets(prior=known)
+    return invert(attack, view, assets, people=labels, seed=seed, work=work or NoWork())
 
 
-@pytest.fixture(params=attacks.names())
+@pytest.fixture(params=NAMES)
 def name(request):
     return request.param
 
@@ -98,16 +112,16 @@ def test_batch_size_changes_nothing(name):
     whole = run(small(name, batch=100))
     for batch in (1, 2, 5):
         parts = run(small(name, batch=batch))
-        assert torch.equal(parts.latents, whole.latents)
+        assert close_images(parts, whole)
         assert parts.queries == whole.queries
 
 
-def test_company_changes_nothing(name):
-    """The result for one identity does not depend on which others are attacked, or in which order."""
+def test_other_people_change_nothing(name):
+    """The result for a person depends neither on who else is attacked nor on the order."""
     whole = run(small(name))
     for labels in ((2,), (3, 2), (2, 0, 1)):
         some = run(small(name), labels=labels)
-        assert torch.equal(some.latents[labels.index(2)], whole.latents[2])
+        assert close_images(some, of_people(whole, list(labels)))
 
 
 def test_restart_changes_nothing(name):
@@ -124,7 +138,7 @@ def test_restart_changes_nothing(name):
     assert resumed.queries == whole.queries
 
 
-VARIANTS = [(name, variant) for name in attacks.names() for variant in attacks.get(name).variants]
+VARIANTS = [(name, variant) for name in NAMES for variant in attacks.get(name).variants]
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
@@ -137,11 +151,9 @@ def test_every_variant_runs_and_says_why(name, variant):
     assert run(attack).images.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in attacks.names() if hasattr(attacks.get(name)(), "flat")]
-)
-def test_who_finishes_early_changes_nothing_for_others(name):
-    # Random views keep their confidence in motion; all stages of ifgmi together are longer.
+@pytest.mark.parametrize("name", [n for n in NAMES if issubclass(attacks.get(n), Descent)])
+def test_rows_that_stop_early_change_nothing_for_others(name):
+    # Random views would keep the confidence moving; the stages of ifgmi together are longer.
     steady = {
         "ifgmi": {"area": (1, 1), "block_steps": ()},
         "plgmi": {"shown": 0},
@@ -153,7 +165,7 @@ def test_who_finishes_early_changes_nothing_for_others(name):
     assert (whole.steps < 80).any()
     for batch, labels in ((1, (0, 1, 2, 3)), (5, (3, 1))):
         some = run(small(name, batch=batch, **early), labels=labels)
-        assert torch.equal(some.latents, whole.latents[list(labels)])
+        assert close_images(some, of_people(whole, list(labels)))
         assert torch.equal(some.steps, whole.steps[list(labels)])
     fixed = run(small(name, batch=100, steps=80, **steady))
     assert whole.queries < fixed.queries
@@ -161,12 +173,12 @@ def test_who_finishes_early_changes_nothing_for_others(name):
 
 
 @pytest.mark.parametrize("condition", ["label", "hint"])
-def test_a_generator_that_is_given_something_gets_that_of_each_identity(name, condition):
-    """Pictures of a class carry its mark, whoever shares the batch; attacks that cannot use such a prior say so."""
+def test_a_conditional_generator_gets_the_label_or_hint_of_each_person(name, condition):
+    """Images of a class carry its mark; attacks that cannot use such a prior refuse it."""
     attack = small(name)
     known = conditional_prior(condition)
-    if name == "brepmi" or getattr(attack, "pool", 0):
-        with pytest.raises(ConfigError, match=f"this prior makes pictures of a given {condition}"):
+    if attack.start_draws:
+        with pytest.raises(ConfigError, match=f"this prior needs a {condition} for each image"):
             run(attack, (target(), known))
         return
     for labels in ((0, 1, 2, 3), (3, 1)):
@@ -216,12 +228,15 @@ def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
 
 
 def test_only_granted_access_is_used(name, monkeypatch):
-    """With any weaker view than it declares, an attack is refused by the view; with what it declares, it runs, and needs all of it."""
-    attack = small(name)
+    """A weaker view than declared is refused; the declared one suffices and is fully used."""
+    attack, assets = small(name), Assets(prior=usable(name))
     (access,) = attack.access
     for weaker in CAPABILITIES[: CAPABILITIES.index(access)]:
-        with pytest.raises(AccessError, match=f"grants {weaker} and not"):
-            invert(attack, target().view([weaker]), usable(name), seed=0, work=NoWork())
+        view = target().view(weaker)
+        with pytest.raises(ConfigError, match=f"needs access to {access}, got {weaker}"):
+            invert(attack, view, assets)
+        with pytest.raises(AccessError, match=f"grants {weaker}, not"):
+            attack.run(view, assets, torch.tensor([0]), seed=0, work=NoWork())
     asked = set()
 
     def noted(needed, ask):
@@ -239,35 +254,31 @@ def test_only_granted_access_is_used(name, monkeypatch):
 
 
 def test_beats_prior_only_draws_on_an_undefended_target(name):
-    """More confidence of the target than the same number of blind draws, for every identity on average by a clear margin."""
+    """The target is clearly more confident than on as many prior-only draws."""
     attack = small(name, **({"steps": 60} if "steps" in SMALL.get(name, {}) else {}))
     made, known = target(), usable(name)
-    found, blind = run(attack, (made, known)), prior_only(known, range(4), attack.keep, seed=5)
+    found, draws = run(attack, (made, known)), prior_only(known, range(4), attack.keep, seed=5)
     made.module.eval()
 
-    def sure(some):  # asked of the target itself: an attack that sees only labels cannot tell
+    def sure(some):  # by the target itself: an attack that sees only labels has no confidence
         with torch.no_grad():
             scores = made.module(some.images.flatten(0, 1)).softmax(1)
         return scores.gather(1, some.labels.repeat_interleave(attack.keep)[:, None]).mean()
 
-    assert sure(found) > sure(blind) + 0.1
+    assert sure(found) > sure(draws) + 0.1
 
 
 def test_bad_labels(name):
     with pytest.raises(ConfigError, match=r"labels must lie in 0\.\.3, got 0\.\.9"):
         run(small(name), labels=(0, 9))
-    with pytest.raises(ConfigError, match="no identity to attack"):
+    with pytest.raises(ConfigError, match="no person to attack"):
         run(small(name), labels=())
 
 
 def test_a_prior_of_another_target_is_refused(name):
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match="fitted to another target"):
         run(small(name), (target(), replace(usable(name), tied_to="someone else")))
-    with pytest.raises(
-        ConfigError, match="fitted to a target of 7 classes, and this one has 4: train it again"
-    ):
+    with pytest.raises(ConfigError, match="fitted to a target of 7 classes, got one of 4"):
         run(small(name), (target(), replace(usable(name), tied_to="target", classes=7)))
 
 
@@ -276,7 +287,7 @@ def test_no_candidates_are_refused(name):
         small(name, candidates=0)
 
 
-def test_steps_time_and_queries_are_told(name):
+def test_steps_and_seconds_are_counted(name):
     found = run(small(name))
     assert found.steps.shape == found.confidence.shape
     assert (found.steps > 0).all()
@@ -285,9 +296,7 @@ def test_steps_time_and_queries_are_told(name):
 
 
 def test_a_prior_fitted_to_one_wrapped_model_is_refused_for_another(name):
-    """Targets that no store made have no key; their weights tell them apart."""
-    from dataclasses import replace
-
+    """Targets that no store produced have no key; a hash of their weights identifies them."""
     one, other = (replace(target(seed=seed), key="") for seed in (0, 1))
     fitted = replace(usable(name), tied_to=one.view(["gradients"]).target_key, classes=4)
     assert run(small(name), (one, fitted)).images.isfinite().all()
@@ -296,31 +305,26 @@ def test_a_prior_fitted_to_one_wrapped_model_is_refused_for_another(name):
 
 
 def test_a_prior_of_another_size_is_refused_unless_it_may_be_resized(name):
-    from dataclasses import replace
-
     large = usable(name, shape=(3, 24, 24))
-    with pytest.raises(
-        ConfigError, match="the prior makes pictures of 3×24×24, the target takes 3×16×16"
-    ):
+    expected = "the prior generates images of 3×24×24, the target takes 3×16×16"
+    with pytest.raises(ConfigError, match=expected):
         run(small(name), (target(), large))
-    assert (
-        run(small(name), (target(), replace(large, info={"resize": True}))).images.shape[-1] == 24
-    )
+    resized = replace(large, info={"resize": True})
+    assert run(small(name), (target(), resized)).images.shape[-1] == 24
 
 
 def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):
-    """A target whose scores are not finite for some pictures: those are kept only where there is nothing else, and say so."""
+    """Images with non-finite scores are kept only where there is nothing else, and marked."""
     if name == "brepmi":
-        pytest.skip("it is given labels, which are always finite")
-    calls, liking = [], base._liking
+        pytest.skip("labels are always finite")
+    scored = runner._score
 
     def spoiled(view, images, labels):
-        score, sure = liking(view, images, labels)
-        calls.append(1)
+        score, sure = scored(view, images, labels)
         score[0], sure[0] = torch.nan, torch.nan
         return score, sure
 
-    monkeypatch.setattr(base, "_liking", spoiled)
+    monkeypatch.setattr(runner, "_score", spoiled)
     found = run(small(name), labels=(1,))
     assert found.confidence.isfinite().all()
     assert not found.broken.any()
@@ -328,3 +332,60 @@ def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):
     found = run(everything, labels=(1,))
     assert found.broken.tolist() == [[False, False, True]]
     assert not found.partial.any()
+
+
+ITERATIONS = {
+    "steps", "pool", "trials", "generations", "population", "tries", "block_steps", "max_queries",
+    "candidates", "keep",
+}  # fmt: skip
+# Parameters at which a naive brief copy would be invalid.
+TIGHT = {
+    "ppa": {"batch": 400, "candidates": 1500, "pool": 1500},
+    "mirror": {"batch": 400, "candidates": 1500, "pool": 1500, "keep": 1500},
+    "mirror_genetic": {"elite": 700, "survivors": 800, "keep": 700},
+    "gmi": {"batch": 400, "candidates": 1500, "pool": 1500, "keep": 1500},
+    "brepmi": {"samples": 4},
+}
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_brief_copy_changes_only_iterations(name, tight):
+    attack = attacks.get(name)(**(TIGHT.get(name, {}) if tight else {}))
+    assert isinstance(attack, ModelAttack)
+    brief, size = attack.brief(), AuditSize(people=7)
+    assert type(brief) is type(attack)
+    assert brief.budget(size).evaluations <= attack.budget(size).evaluations
+    assert brief.brief() == brief
+    changed = {f.name for f in fields(attack) if getattr(attack, f.name) != getattr(brief, f.name)}
+    assert changed <= ITERATIONS
+
+
+def test_the_budget_counts_the_queries_of_a_run(name):
+    """All queries but those of the read-out, which shows each final image once."""
+    attack = small(name, samples=2)
+    result = run(attack, labels=(0, 1, 3))
+    read_out = 3 * attack.candidates * attack.reads * attack.samples
+    evaluations = attack.budget(AuditSize(people=3)).evaluations
+    if name == "brepmi":  # walks and draws may stop early
+        assert result.queries <= evaluations + read_out
+    else:
+        assert result.queries == evaluations + read_out
+
+
+def test_the_budget_describes_people_candidates_and_searches(name):
+    attack = small(name)
+    plural = "" if attack.candidates == 1 else "s"
+    words = attack.budget(AuditSize(people=1200)).description
+    assert words.startswith(f"1,200 people × {attack.candidates} candidate{plural} × ")
+    assert words.endswith(f", pool of {attack.start_draws:,}") == bool(attack.start_draws)
+
+
+def test_titles_are_distinct():
+    titles = [attacks.get(name).title for name in NAMES]
+    assert all(titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_a_missing_prior_is_refused(name):
+    with pytest.raises(ConfigError, match=r"needs assets\.prior, got none"):
+        invert(small(name), target().view("gradients"), Assets())

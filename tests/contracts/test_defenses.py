@@ -1,5 +1,6 @@
-"""Every registered defense keeps the same promises, alone and in every pair."""
+"""The contract of every registered defense, alone and in every pair."""
 
+from dataclasses import fields
 from itertools import combinations
 
 import pytest
@@ -30,18 +31,19 @@ CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3
 # Which pairs go together; everything else is refused, and the reason names both.
 REFUSED = {
     frozenset({"mid", "calor"}): "calor and mid both replace the head",
-    frozenset(
-        {"calor", "label_smoothing"}
-    ): "calor and label_smoothing both replace the classification loss",
+    frozenset({"calor", "label_smoothing"}): (
+        "calor and label_smoothing both replace the classification loss"
+    ),
     **{
-        frozenset(
-            {name, "dpsgd"}
-        ): f"{name} looks at several samples of a batch together, and dpsgd needs the gradient of each on its own"
+        frozenset({name, "dpsgd"}): (
+            f"{name} looks at several samples of a batch together, and dpsgd needs the gradient "
+            "of each on its own"
+        )
         for name in ("bido", "adv_learn", "disco")
     },
-    frozenset(
-        {"tiprdc", "dpsgd"}
-    ): "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise",
+    frozenset({"tiprdc", "dpsgd"}): (
+        "tiprdc trains its extractor on private images first, where dpsgd adds no noise"
+    ),
     frozenset({"tiprdc", "transfer"}): "tiprdc and transfer both replace the starting weights",
     **{
         frozenset({one, other}): f"{one} and {other} both replace the training of the encoder"
@@ -70,24 +72,26 @@ def plain():
     return train()
 
 
-def test_strength_zero_is_the_undefended_run_bit_for_bit(defense, plain):
-    nothing = defense(**defense.off)
-    off = train(nothing)
-    assert same_weights(plain.module, off.module)
-    assert plain.info == off.info
+def test_disabled_parameters_are_the_undefended_run_bit_for_bit(defense, plain):
+    nothing = defense(**defense.disabled)
+    disabled = train(nothing)
+    assert same_weights(plain.module, disabled.module)
+    assert plain.info == disabled.info
     assert nothing.replaces() == frozenset()
     assert nothing.stage() is None
     assert not nothing.couples_samples()
     assert not nothing.separates_samples()
 
 
-def test_at_strength_it_trains_and_changes_the_result(defense, plain):
-    made = train(small(defense.name))
-    assert not same_weights(plain.module, made.module)
-    assert all(value == value for row in made.info["history"] for value in row.values())  # no NaN
+def test_an_enabled_defense_trains_and_changes_the_result(defense, plain):
+    trained = train(small(defense.name))
+    assert not same_weights(plain.module, trained.module)
+    assert all(
+        value == value for row in trained.info["history"] for value in row.values()
+    )  # no NaN
 
 
-def test_a_killed_training_ends_with_the_same_weights(defense):
+def test_an_interrupted_training_resumes_to_the_same_weights(defense):
     work = MemoryWork(saves_before_death=2)
     with pytest.raises(KilledError):
         train(small(defense.name), work=work)
@@ -98,21 +102,37 @@ def test_a_killed_training_ends_with_the_same_weights(defense):
 
 
 def test_training_leaves_a_network_that_can_be_attacked(defense):
-    made = train(small(defense.name))
+    trained = train(small(defense.name))
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    view = made.view(["gradients"])
+    view = trained.view(["gradients"])
     view.logits(images).square().sum().backward()
     assert images.grad.isfinite().all()
     assert images.grad.abs().sum() > 0
     assert torch.equal(view.logits(images), view.logits(images))
 
 
-def test_its_page_names_its_paper_and_its_parameters(defense):
+def test_it_has_a_title_and_disabled_parameters():
+    methods = [defenses.get(name) for name in defenses.names()]
+    assert all(method.disabled for method in methods)
+    assert all(method.title for method in methods)
+    assert len({method.title for method in methods}) == len(methods)
+
+
+def test_its_docstring_names_its_paper_and_parameters(defense):
     text = defense.__doc__
     assert "Paper:" in text
     assert "Differs:" in text
-    for name in defense.__dataclass_fields__:
-        assert f"{name}:" in text, f"{name} is not explained"
+    for field in fields(defense):
+        assert f"{field.name}:" in text, f"{field.name} is not explained"
+
+
+def test_a_brief_copy_trains_in_one_epoch_at_full_strength(defense):
+    trained = train_target(
+        CONFIG.brief(), split(), [small(defense.name).brief()], seed=0, work=NoWork()
+    )
+    assert len(trained.info["history"]) == 1
+    assert trained.info["selected_epoch"] == 0
+    assert trained.info.get("first_stage", {}).get("epochs", 1) == 1
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
@@ -124,20 +144,20 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
         with pytest.raises(ConfigError, match=reason):
             train(*chosen)
         return
-    made = train(*chosen)
-    terms = set(made.info["history"][-1])
-    assert all(value == value for row in made.info["history"] for value in row.values())
+    trained = train(*chosen)
+    terms = set(trained.info["history"][-1])
+    assert all(value == value for row in trained.info["history"] for value in row.values())
     assert ("mid_kl" in terms) == ("mid" in pair)
     assert any(name.startswith("bido_") for name in terms) == ("bido" in pair)
     assert ("smoothed_cross_entropy" in terms) == ("label_smoothing" in pair)
     assert ("confidence_adaptation" in terms) == ("calor" in pair)
-    assert ("epsilon" in made.info["facts"].get("dpsgd", {})) == ("dpsgd" in pair)
-    assert ("transfer" in made.info["facts"]) == ("transfer" in pair)
+    assert ("epsilon" in trained.info["facts"].get("dpsgd", {})) == ("dpsgd" in pair)
+    assert ("transfer" in trained.info["facts"]) == ("transfer" in pair)
     assert ("reconstruction" in terms) == bool({"adv_learn", "disco"} & set(pair))
-    assert ("first_stage" in made.info) == bool({"tiprdc", "transfer"} & set(pair))
+    assert ("first_stage" in trained.info) == bool({"tiprdc", "transfer"} & set(pair))
 
 
-def test_what_a_setting_decides_about_a_pair():
+def test_parameters_decide_whether_a_pair_conflicts():
     assert (
         conflicts([small("calor", a=0.0), small("label_smoothing")]) == []
     )  # the low-rank head alone goes with smoothing
@@ -155,30 +175,30 @@ def test_what_a_setting_decides_about_a_pair():
                 *(small(name, **({"pre_norm": True} if name == "calor" else {})) for name in order)
             )
     (reason,) = conflicts([small("calor", warmup=2), small("dpsgd")])
-    assert reason.startswith("calor warms up on private pictures, where dpsgd adds no noise")
+    assert reason.startswith("calor warms up on private images, where dpsgd adds no noise")
     (reason,) = conflicts([small("dpsgd"), small("transfer", boundary="fisher")])
     assert reason.startswith(
-        "transfer chooses its boundary by private pictures, where dpsgd adds no noise"
+        "transfer chooses its boundary by private images, where dpsgd adds no noise"
     )
-    for pretrain in ("public", "start"):  # a warm-up on private pictures would be frozen in
+    for pretrain in ("public", "start"):  # a warm-up on private images would be frozen in
         (both,) = conflicts([small("calor", warmup=2), small("transfer", pretrain=pretrain)])
         assert both.startswith("calor and transfer both replace the starting weights")
     with pytest.raises(
         ConfigError,
-        match=r"dpsgd: delta must be below one over the 48 training pictures, .*got 0.1",
+        match=r"dpsgd: delta must be below one over the 48 training images, .*got 0.1",
     ):
         train(small("dpsgd", delta=0.1))
 
 
-def test_the_order_of_a_list_does_not_decide_what_is_frozen():
+def test_the_list_order_does_not_change_what_is_frozen():
     pair = small("transfer", boundary="parameters", parameters=4000.0), small("mid")
     one, other = (train(*order).info["facts"]["transfer"] for order in (pair, pair[::-1]))
     assert one == other
 
 
 def test_transfer_and_bido_tap_unfrozen_layers_only():
-    made = train(small("transfer"), small("bido"))
-    assert made.info["facts"]["bido"]["taps"] == [
+    trained = train(small("transfer"), small("bido"))
+    assert trained.info["facts"]["bido"]["taps"] == [
         "stage3",
         "stage4",
     ]  # stage 3 is cut by the boundary, stage 1 is frozen
@@ -211,25 +231,25 @@ def release(method, work=None):
     )
 
 
-def test_one_that_releases_leaves_training_alone(releasing, plain):
-    made = train(releasing(**RELEASING[releasing.name]))
-    assert same_weights(plain.module, made.module)
-    assert plain.info == made.info
+def test_a_releasing_defense_does_not_change_training(releasing, plain):
+    trained = train(releasing(**RELEASING[releasing.name]))
+    assert same_weights(plain.module, trained.module)
+    assert plain.info == trained.info
 
 
-def test_a_release_changes_what_leaves_and_nothing_when_off(releasing):
-    encoder, off = release(releasing(**releasing.off))
+def test_a_release_changes_features_unless_disabled(releasing):
+    encoder, disabled = release(releasing(**releasing.disabled))
     with frozen(encoder), torch.no_grad():
         bare = encoder(split().test.floats()[:5])
-    assert torch.equal(off.features, bare)
-    _, made = release(releasing(**RELEASING[releasing.name]))
-    assert made.features.shape == bare.shape
-    assert made.features.isfinite().all()
-    assert not torch.allclose(made.features, bare, atol=1e-4)
-    assert all(value == value for row in made.facts for value in row.values())
+    assert torch.equal(disabled.features, bare)
+    _, trained = release(releasing(**RELEASING[releasing.name]))
+    assert trained.features.shape == bare.shape
+    assert trained.features.isfinite().all()
+    assert not torch.allclose(trained.features, bare, atol=1e-4)
+    assert all(value == value for row in trained.facts for value in row.values())
 
 
-def test_a_killed_release_ends_with_the_same_features(releasing):
+def test_an_interrupted_release_resumes_to_the_same_features(releasing):
     chosen = releasing(**RELEASING[releasing.name], checkpoint_every=1)
     work = MemoryWork(saves_before_death=2)
     with pytest.raises(KilledError):

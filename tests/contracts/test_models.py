@@ -1,4 +1,4 @@
-"""Every built-in network, at several sizes, grey and colour: a new file in models/ is found here by itself."""
+"""Every built-in network at several sizes, grey and colour; new files are included."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from frostglass.models.wrap import wrap
 CLASSES = 7
 COLOUR = (3, 32, 32)
 SHAPES = [(channels, side, side) for side in (16, 32, 64) for channels in (1, 3)]
-# Networks of full size would take minutes, so they are narrowed; some take no pictures under 32 px.
+# Networks of full size would take minutes, so these are narrower; some need 32 px.
 SMALL = {
     "vgg16": {"width": 4},
     "ir152": {"width": 4},
@@ -41,7 +41,7 @@ def make(name, shape=COLOUR, *, classes=CLASSES, seed=0, **options):
     )
 
 
-def pictures(shape, count=3):
+def noise(shape, count=3):
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(5))
 
 
@@ -51,8 +51,8 @@ def differences(one, other):
 
 
 @every_size
-def test_it_gives_finite_logits_that_differ_between_pictures(name, shape):
-    logits = make(name, shape).eval()(pictures(shape))
+def test_it_gives_finite_logits_that_differ_between_images(name, shape):
+    logits = make(name, shape).eval()(noise(shape))
     assert logits.shape == (3, CLASSES)
     assert logits.isfinite().all()
     assert (logits[0] - logits[1]).abs().max() > 0
@@ -63,7 +63,7 @@ def test_head_is_found_and_its_input_is_the_feature(name, shape):
     module = make(name, shape).eval()
     head = module.get_submodule(find_head(module, shape))
     assert isinstance(head, nn.Linear)
-    logits, features = wrap(module, classes=CLASSES, image_shape=shape).outputs(pictures(shape))
+    logits, features = wrap(module, classes=CLASSES, image_shape=shape).outputs(noise(shape))
     assert features.shape == (3, head.in_features)
     assert torch.equal(head(features), logits)
 
@@ -84,7 +84,7 @@ def test_taps_are_layers_in_order_of_execution_before_the_head(name, shape):
 @every_size
 def test_every_weight_learns(name, shape):
     module = make(name, shape)
-    images = pictures(shape).requires_grad_()
+    images = noise(shape).requires_grad_()
     module(images).square().sum().backward()
     learning = {
         layer: weight.grad for layer, weight in module.named_parameters() if weight.requires_grad
@@ -110,11 +110,9 @@ def test_global_random_state_is_left_alone(name):
 
 
 @every_network
-def test_weights_come_back_bit_for_bit(name, tmp_path):
+def test_weights_are_loaded_bit_for_bit(name, tmp_path):
     trained, fresh = (make(name, seed=seed) for seed in (1, 2))
-    trained.train()(
-        pictures(COLOUR)
-    )  # moves the running statistics of batch norm, where there are any
+    trained.train()(noise(COLOUR))  # changes the running statistics of batch norm, if any
     save_weights(trained, tmp_path / "w.safetensors")
     load_weights(fresh, tmp_path / "w.safetensors")
     assert differences(trained, fresh) == []
@@ -123,9 +121,9 @@ def test_weights_come_back_bit_for_bit(name, tmp_path):
 @every_network
 def test_all_but_the_head_can_start_from_a_network_for_other_classes(name, tmp_path):
     trained, fresh = make(name, classes=5, seed=1), make(name, seed=2)
-    trained.train()(pictures(COLOUR))
+    trained.train()(noise(COLOUR))
     save_weights(trained, tmp_path / "w.safetensors")
-    wanted = {
+    expected = {
         layer: value
         for layer, value in trained.state_dict().items()
         if not layer.startswith("head.")
@@ -133,9 +131,9 @@ def test_all_but_the_head_can_start_from_a_network_for_other_classes(name, tmp_p
     for start in (read_body(fresh, "head", tmp_path / "w.safetensors"), body(trained, "head")):
         module = make(name, seed=2)
         load_body(module, "head", start)
-        found = module.state_dict()
-        assert all(torch.equal(found[layer], value) for layer, value in wanted.items())
-        assert set(found) == {*wanted, "head.weight", "head.bias"}
+        state = module.state_dict()
+        assert all(torch.equal(state[layer], value) for layer, value in expected.items())
+        assert set(state) == {*expected, "head.weight", "head.bias"}
         assert torch.equal(module.head.weight, fresh.head.weight)
 
 
@@ -147,7 +145,7 @@ def test_no_layer_works_in_place(name):
 
 
 @every_network
-def test_what_taps_show_is_not_changed_later(name):
+def test_outputs_of_taps_are_not_changed_later(name):
     module = make(name)
     seen = []
     for tap in find_taps(module, COLOUR):
@@ -155,13 +153,13 @@ def test_what_taps_show_is_not_changed_later(name):
             lambda layer, args, output: seen.append((output, output._version))
         )
     for mode in (True, False):
-        module.train(mode)(pictures(COLOUR))
+        module.train(mode)(noise(COLOUR))
     assert len(seen) == 2 * len(find_taps(module, COLOUR))
     assert [output._version for output, _ in seen] == [version for _, version in seen]
 
 
 @every_network
-def test_taps_before_the_first_weight_that_learns_are_told_apart(name):
+def test_taps_before_the_first_trained_weight_are_not_live(name):
     module = make(name)
     taps = find_taps(module, COLOUR)
     assert live_taps(module, COLOUR, taps) == taps
@@ -170,23 +168,23 @@ def test_taps_before_the_first_weight_that_learns_are_told_apart(name):
 
 
 @every_network
-def test_gradients_of_one_picture_at_a_time(name):
-    """As a defense with noise for each picture takes them, against one backward pass for each."""
+def test_gradients_of_one_image_at_a_time(name):
+    """As needed for DP-SGD, against one backward pass for each image."""
     module = make(name).eval()
-    images = pictures(COLOUR, 2)
+    images = noise(COLOUR, 2)
     weights = {layer: weight for layer, weight in module.named_parameters() if weight.requires_grad}
 
     def loss(weights, image):
         return functional_call(module, weights, image[None]).square().sum()
 
-    found = vmap(grad(loss), in_dims=(None, 0))(
+    slopes = vmap(grad(loss), in_dims=(None, 0))(
         {layer: weight.detach() for layer, weight in weights.items()}, images
     )
     for number, image in enumerate(images):
         alone = torch.autograd.grad(loss(weights, image), list(weights.values()))
         for layer, slope in zip(weights, alone, strict=True):
             assert torch.allclose(
-                found[layer][number], slope, rtol=1e-3, atol=1e-4 * slope.abs().max()
+                slopes[layer][number], slope, rtol=1e-3, atol=1e-4 * slope.abs().max()
             ), layer
 
 

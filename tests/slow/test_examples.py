@@ -1,4 +1,4 @@
-"""Examples are programs that tests run."""
+"""The examples run and give sensible results."""
 
 import runpy
 from pathlib import Path
@@ -10,11 +10,11 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_a_model_of_ones_own_leaks_more_than_blind_draws():
+def test_a_users_model_leaks_more_than_the_prior_only_baseline():
     program = runpy.run_path(str(EXAMPLES / "audit_your_model.py"))
     assert program["main"]() > 0.3
 
 
-def test_a_server_answers_from_protected_features_alone():
+def test_a_server_predicts_attributes_from_protected_features():
     program = runpy.run_path(str(EXAMPLES / "split_inference.py"))
     assert program["main"]() > 0.9

@@ -1,4 +1,4 @@
-"""Every network of the papers at its paper's resolution and full size: it builds, shows head, taps and feature, and takes a training step."""
+"""Every network of the papers at its resolution and full size: head, taps, feature, a step."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CLASSES = 10
 BLOCKS = ("features.6", "features.13", "features.23", "features.33", "norm")
 VMI = ("stem", "stage1", "stage2", "stage3", "stage4", "embedding", "embedding_norm")
 
-# name, channels, side, options, head, length of its feature, taps
+# Name, channels, side, options, head, length of its feature, taps.
 NETWORKS = [
     ("vgg16", 3, 64, {}, "head", 2048, BLOCKS),
     ("ir152", 3, 64, {}, "head", 512, ("units.15", "units.33", "units")),
@@ -93,7 +93,7 @@ def test_a_network_of_the_papers_works_at_its_size(
     for layer, weight in module.named_parameters():
         assert weight.isfinite().all(), layer
         assert weight.requires_grad or not moved[layer], layer
-        # Not all: what lies before a batch norm that begins at zero has no slope in the first step.
+        # Weights before a batch norm whose scale starts at 0 have no gradient in the first step.
         assert not weight.requires_grad or moved[layer] or weight.grad.abs().max() == 0, layer
     assert moved[next(iter(moved))]
     assert moved[f"{target.head}.weight"]

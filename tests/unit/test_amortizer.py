@@ -1,10 +1,11 @@
-"""The amortizer: the published network, an inverse it must find, both objectives by hand, resuming, refusals."""
+"""The amortizer: published network, known inverse, both objectives, resuming, refusals."""
 
 import pytest
 import torch
 from torch import nn
 
 from frostglass.core.errors import ConfigError, ModelError, RunError
+from frostglass.core.method import AuditSize
 from frostglass.core.prior import Prior
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import identity_hashes
@@ -23,7 +24,7 @@ def encoder():
 
 
 class Spread(nn.Module):
-    """z ↦ M z as a picture."""
+    """z ↦ M z as an image."""
 
     def __init__(self, latent):
         super().__init__()
@@ -121,11 +122,11 @@ def test_the_objectives_by_hand():
                 amortizer_ = config.network((6, 4, 4), 6).eval()
             latents = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
             features = network(made.images(latents))
-            guessed = amortizer_(features)
+            predicted = amortizer_(features)
             slow = {
-                "latent": sum((guessed[i] - latents[i]).norm() ** 2 / 6 for i in range(3)) / 3,
+                "latent": sum((predicted[i] - latents[i]).norm() ** 2 / 6 for i in range(3)) / 3,
                 "features": sum(
-                    (network(made.images(guessed))[i] - features[i]).norm() ** 2 / (6 * 4 * 4)
+                    (network(made.images(predicted))[i] - features[i]).norm() ** 2 / (6 * 4 * 4)
                     for i in range(3)
                 )
                 / 3,
@@ -182,10 +183,16 @@ def test_latents_are_fresh_at_every_step():
     assert len(rows.unique(dim=0)) == SMALL.steps * SMALL.batch
 
 
+def test_brief_and_budget():
+    assert SMALL.brief() == Amortizer(width=4, steps=1, batch=4, checkpoint_every=2)
+    assert SMALL.budget(AuditSize(people=3)).trained == 6 * 4
+    assert SMALL.files() == []
+
+
 def test_refusals():
     with pytest.raises(
         ConfigError,
-        match="the amortizer needs a prior of latents alone, and this one also takes a label",
+        match="the amortizer needs an unconditional prior, got one conditioned on a label",
     ):
         SMALL.train(encoder(), conditional_prior("label"), seed=0, work=NoWork())
     with pytest.raises(ModelError, match="Linear cannot take 3x16x16 images"):

@@ -1,4 +1,4 @@
-"""Classifiers of attributes: any number of them a picture, learned by binary cross-entropy, right by the share of them."""
+"""Classifiers of attributes: binary cross-entropy, and accuracy as a share of attributes."""
 
 from dataclasses import replace
 
@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import Batch, TrainingProgress, defenses, task_loss
 from frostglass.defenses.compose import losses
-from frostglass.training.loop import accuracy, right, train_target
+from frostglass.training.loop import accuracy, train_target
 from frostglass.training.settings import Training, classes_of, targets_for
+from frostglass.training.trainer import correct
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split, target
 
 NAMES = ("even", "large", "never")
@@ -65,15 +66,12 @@ def test_gradients_of_the_loss():
     assert torch.autograd.gradcheck(lambda x: task_loss(x, answers), logits)
 
 
-def test_a_picture_is_as_right_as_its_share_of_attributes():
+def test_an_image_is_correct_by_its_share_of_attributes():
     logits = torch.tensor([[2.0, -1.0, 3.0], [0.1, 0.1, -5.0], [-1.0, -1.0, -1.0]])
     answers = torch.tensor([[1.0, 0, 1], [1, 0, 1], [1, 1, 1]])
-    assert right(logits, answers).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
-    assert right(logits, torch.tensor([2, 0, 1])).tolist() == [
-        1.0,
-        1.0,
-        0.0,
-    ]  # of people, of which there is one
+    assert correct(logits, answers).tolist() == pytest.approx([1.0, 1 / 3, 0.0])
+    people = torch.tensor([2, 0, 1])
+    assert correct(logits, people).tolist() == [1.0, 1.0, 0.0]
 
 
 def test_accuracy_is_the_mean_over_attributes():
@@ -92,14 +90,14 @@ def test_accuracy_is_the_mean_over_attributes():
     assert len(set(by_attribute)) > 1
 
 
-def test_it_learns_to_tell_them():
+def test_it_learns_them():
     made = train(replace(CONFIG, epochs=12))
     history = made.info["history"]
     assert history[-1]["cross_entropy"] < 0.3 * history[0]["cross_entropy"]
     assert made.info["accuracy"]["test"] > 0.9
 
 
-def test_one_attribute_and_an_order_of_ones_own():
+def test_one_attribute_and_any_order_of_attributes():
     single = train(replace(CONFIG, attributes=("large",)))
     assert single.classes == ("large",)
     assert single.module(torch.zeros(2, 3, 16, 16)).shape == (2, 1)
@@ -128,9 +126,8 @@ def test_attributes_the_data_does_not_have():
     message = r"attributes: the data has no attribute 'all'; it has none: use "
     with pytest.raises(ConfigError, match=message):
         classes_of(CONFIG, split())
-    with pytest.raises(
-        ConfigError, match="the target tells attributes, and these pictures come without any"
-    ):
+    message = "the target predicts attributes, and these images have none"
+    with pytest.raises(ConfigError, match=message):
         targets_for(replace(target(), attributes=True), split().test)
 
 
@@ -143,12 +140,12 @@ def test_an_attribute_is_named_once():
     "name", [name for name in defenses.names() if not defenses.get(name).takes_attributes]
 )
 def test_defenses_of_people_are_refused(name):
-    message = f"{name} defends a classifier of people, and target.attributes asks for one of attributes: leave one of the two out"
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+    message = rf"{name} defends a classifier of people, and target\.attributes asks for one of attr"
+    with pytest.raises(ConfigError, match=message):
         train(chosen=[defenses.get(name)()])
 
 
-# Of each defense that serves here, small enough for a test.
+# Defenses that support attributes, small enough for a test.
 SMALL = {
     "adv_learn": {"decoder_width": 4, "head_start": 1, "public_batch": 8},
     "disco": {"decoder_width": 4, "pruner_width": 4, "head_start": 1, "public_batch": 8},
@@ -157,7 +154,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_defenses_of_features_serve_attributes_too(name):
+def test_defenses_of_features_support_attributes(name):
     assert defenses.get(name).takes_attributes
     made = train(replace(CONFIG, cut="stage2"), [defenses.get(name)(**SMALL[name])])
     assert made.classes == NAMES

@@ -1,4 +1,4 @@
-"""Balanced batches: every batch the same, nearly every picture once."""
+"""Balanced batches: every batch has the same composition, nearly every image is used once."""
 
 from collections import Counter
 
@@ -44,9 +44,7 @@ def test_every_batch_is_balanced_whatever_the_counts(counts, identities, images,
         assert set(shown.values()) == {images}
         for identity in shown:
             own = batch[labels[batch] == identity]
-            if (
-                counts[(identity - 1) // 3] >= images
-            ):  # pictures come twice only where there are too few
+            if counts[(identity - 1) // 3] >= images:  # images repeat only if there are too few
                 assert len(set(own.tolist())) == images
             else:
                 assert set(own.tolist()) == set((labels == identity).nonzero()[:, 0].tolist())
@@ -59,7 +57,7 @@ def test_every_batch_is_balanced_whatever_the_counts(counts, identities, images,
     st.integers(1, 5),
     st.integers(0, 99),
 )
-def test_no_picture_comes_more_often_than_filling_up_needs(counts, identities, images, seed):
+def test_no_image_repeats_more_often_than_padding_needs(counts, identities, images, seed):
     labels = labels_of(counts, seed)
     seen = uses(balanced_batches(labels, identities, images, rng(seed)))
     for number, count in enumerate(counts):
@@ -78,30 +76,31 @@ def test_no_picture_comes_more_often_than_filling_up_needs(counts, identities, i
     st.integers(1, 5),
     st.integers(0, 99),
 )
-def test_there_are_as_many_batches_as_the_chunks_allow(counts, identities, images, seed):
-    chunks = [-(-count // images) for count in counts]
-    wanted = min(identities, len(counts))
-    # An identity can be in a batch once: n batches need n x wanted chunks, of which each identity gives at most n.
+def test_there_are_as_many_batches_as_the_groups_allow(counts, identities, images, seed):
+    groups = [-(-count // images) for count in counts]
+    size = min(identities, len(counts))
+    # An identity can be in a batch once: n batches need n x size groups, and each identity has at
+    # most n of them.
     possible = max(
-        n for n in range(1, sum(chunks) + 1) if sum(min(own, n) for own in chunks) >= n * wanted
+        n for n in range(1, sum(groups) + 1) if sum(min(own, n) for own in groups) >= n * size
     )
     assert len(balanced_batches(labels_of(counts, seed), identities, images, rng(seed))) == possible
 
 
-def test_equal_counts_use_every_picture_exactly_once():
+def test_equal_counts_use_every_image_exactly_once():
     labels = labels_of([12] * 32)
     batches = balanced_batches(labels, 16, 4, rng())
     assert [len(batch) for batch in batches] == [64] * 6
     assert uses(batches) == dict.fromkeys(range(len(labels)), 1)
 
 
-def test_uneven_counts_use_nearly_every_picture():
+def test_uneven_counts_use_nearly_every_image():
     counts = [20 + number % 11 for number in range(50)]
     seen = uses(balanced_batches(labels_of(counts), 16, 4, rng()))
     assert len(seen) >= 0.97 * sum(counts)
 
 
-def test_an_identity_with_many_pictures_is_not_shown_first():
+def test_an_identity_with_many_images_is_not_shown_first():
     labels = labels_of([40] + [4] * 30)
     epochs = [balanced_batches(labels, 3, 4, rng(seed)) for seed in range(20)]
     assert all(sum(1 in labels[batch] for batch in batches) == 10 for batches in epochs)
@@ -109,7 +108,7 @@ def test_an_identity_with_many_pictures_is_not_shown_first():
     assert not all(1 in labels[batches[0]] for batches in epochs)
 
 
-def test_the_generator_decides_everything():
+def test_only_the_generator_decides():
     labels = labels_of([9, 7, 12, 5, 5])
     one, same, other = (balanced_batches(labels, 3, 4, rng(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
@@ -120,13 +119,13 @@ def test_the_generator_decides_everything():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_identities_meet_different_company():
+def test_identities_are_combined_differently():
     labels = labels_of([4] * 8)
-    companies = {
+    pairs = {
         frozenset(labels[balanced_batches(labels, 2, 4, rng(seed))[0]].tolist())
         for seed in range(60)
     }
-    assert len(companies) > 20  # of 28 pairs
+    assert len(pairs) > 20  # of 28 pairs
 
 
 @pytest.mark.parametrize(
@@ -134,6 +133,6 @@ def test_identities_meet_different_company():
 )
 def test_nothing_to_balance_is_refused(labels, identities, images):
     with pytest.raises(
-        DataError, match="need pictures, and at least 1 identity and 1 picture of each; got"
+        DataError, match="need images, and at least 1 identity and 1 image of each, got"
     ):
         balanced_batches(torch.tensor(labels), identities, images, rng())

@@ -1,4 +1,4 @@
-"""BiDO: its hooks, what it refuses, and what its terms do to a network."""
+"""BiDO: its hooks, what it refuses, and the effect of its terms on a network."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch import nn
 from frostglass.core.errors import ConfigError, ModelError
 from frostglass.data._balanced import balanced_batches
 from frostglass.defenses import compose
-from frostglass.defenses.base import Batch, Size, TrainingProgress
+from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize
 from frostglass.defenses.training import bido
 from frostglass.defenses.training._dependence import (
     coco,
@@ -26,18 +26,18 @@ from worlds import split, target
 
 MEASURES = ("hsic_nocco", "hsic_trace", "coco_frobenius", "coco_spectral")
 TAPS = ("2", "5")  # a spatial map and a vector
-SIZE = Size(records=48, batch=16, epochs=1)
+SIZE = TrainingSize(records=48, batch=16, epochs=1)
 
 
 def tapped_target():
     return replace(target(), taps=TAPS)
 
 
-def batch_of(made, count=16, names=TAPS, labels=None):
+def batch_of(model, count=16, names=TAPS, labels=None):
     images = split().train
     index = torch.arange(count)
-    with capture(made.module, names) as seen:
-        logits = made.module(images.floats(index))
+    with capture(model.module, names) as seen:
+        logits = model.module(images.floats(index))
     return Batch(
         images.floats(index),
         images.labels[index] if labels is None else labels,
@@ -51,26 +51,31 @@ def total(terms):
     return sum(term.weight * term.value for term in terms.values())
 
 
-def test_off_touches_nothing():
-    off = Bido(**Bido.off)
-    made = tapped_target()
-    assert off.replaces() == frozenset()
-    assert not off.couples_samples()
-    assert off.taps(made) == ()
-    assert off.problems(replace(made, classes=("one",), taps=("nowhere",)), Size(1000, 2, 1)) == []
-    assert off.losses(batch_of(made)) == {}
-    assert off.facts(made, SIZE) == {}
+def test_disabled_parameters_change_nothing():
+    disabled = Bido(**Bido.disabled)
+    model = tapped_target()
+    assert disabled.replaces() == frozenset()
+    assert not disabled.couples_samples()
+    assert disabled.taps(model) == ()
+    assert (
+        disabled.problems(
+            replace(model, classes=("one",), taps=("nowhere",)), TrainingSize(1000, 2, 1)
+        )
+        == []
+    )
+    assert disabled.losses(batch_of(model)) == {}
+    assert disabled.facts(model, SIZE) == {}
 
 
 def test_defaults_are_the_published_hsic_setting():
-    made = Bido()
+    defense = Bido()
     assert (
-        made.measure,
-        made.lambda_x,
-        made.lambda_y,
-        made.per_identity,
-        made.sigma,
-        made.epsilon,
+        defense.measure,
+        defense.lambda_x,
+        defense.lambda_y,
+        defense.per_identity,
+        defense.sigma,
+        defense.epsilon,
     ) == (
         "hsic_nocco",
         0.05,
@@ -79,8 +84,8 @@ def test_defaults_are_the_published_hsic_setting():
         5.0,
         1e-5,
     )
-    assert made.couples_samples()
-    assert made.replaces() == {"batches"}
+    assert defense.couples_samples()
+    assert defense.replaces() == {"batches"}
     assert Bido(per_identity=0).replaces() == frozenset()
 
 
@@ -110,8 +115,8 @@ def slow_terms(name, batch, lambda_x, lambda_y):
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_the_loss_is_the_formula_over_the_taps(name):
-    made = tapped_target()
-    batch = batch_of(made)
+    model = tapped_target()
+    batch = batch_of(model)
     terms = Bido(measure=name, lambda_x=2.0, lambda_y=3.0).losses(batch)
     assert {key: term.weight for key, term in terms.items()} == {
         "bido_x:2": 2.0,
@@ -122,8 +127,8 @@ def test_the_loss_is_the_formula_over_the_taps(name):
     torch.testing.assert_close(total(terms), slow_terms(name, batch, 2.0, 3.0))
     assert all(term.value > 0 for term in terms.values())
     total(terms).backward()
-    assert made.module[0].weight.grad.abs().sum() > 0
-    assert made.module[6].weight.grad is None  # the head comes after the taps
+    assert model.module[0].weight.grad.abs().sum() > 0
+    assert model.module[6].weight.grad is None  # the head comes after the taps
 
 
 def test_each_parameter_of_the_measure_matters():
@@ -138,7 +143,7 @@ def test_each_parameter_of_the_measure_matters():
 
 
 @pytest.mark.parametrize(("one", "other"), [("x", "y"), ("y", "x")])
-def test_either_side_alone_is_an_ablation_and_the_other_is_not_computed(one, other, monkeypatch):
+def test_one_term_alone_does_not_compute_the_other(one, other, monkeypatch):
     grams = []
     monkeypatch.setattr(
         bido, "linear_gram", lambda labels: grams.append("y") or linear_gram(labels)
@@ -156,7 +161,7 @@ def test_either_side_alone_is_an_ablation_and_the_other_is_not_computed(one, oth
     assert set(terms) == {f"bido_{one}:2", f"bido_{one}:5"}
     assert ("y" in grams) == (one == "y")
     assert ((16, 3, 16, 16) in grams) == (one == "x")
-    assert len(grams) == 3  # pictures or labels once, and each tap once
+    assert len(grams) == 3  # images or labels once, and each tap once
     both = Bido().losses(batch)
     assert all(torch.equal(term.value, both[key].value) for key, term in terms.items())
     assert alone.replaces() == {"batches"}
@@ -167,19 +172,19 @@ def test_either_side_alone_is_an_ablation_and_the_other_is_not_computed(one, oth
 @pytest.mark.parametrize("name", MEASURES)
 @pytest.mark.parametrize("labels", [[1], [2, 2], [0, 1], [3, 3, 3]])
 def test_tiny_last_batches_stay_finite(name, labels):
-    made = tapped_target()
-    made.module.eval()
+    model = tapped_target()
+    model.module.eval()
     terms = Bido(measure=name, per_identity=0).losses(
-        batch_of(made, len(labels), labels=torch.tensor(labels))
+        batch_of(model, len(labels), labels=torch.tensor(labels))
     )
     total(terms).backward()
     assert all(term.value.isfinite() for term in terms.values())
-    assert all(p.grad.isfinite().all() for p in made.module[:3].parameters())
+    assert all(p.grad.isfinite().all() for p in model.module[:3].parameters())
 
 
 def test_half_precision_outputs_give_single_precision_terms():
-    made = tapped_target()
-    batch = batch_of(made)
+    model = tapped_target()
+    batch = batch_of(model)
     halved = replace(
         batch, tapped={name: output.bfloat16() for name, output in batch.tapped.items()}
     )
@@ -198,16 +203,23 @@ def test_terms_join_the_cross_entropy():
 
 
 @pytest.mark.parametrize(
-    ("name", "lambda_x", "lambda_y"), [("hsic_nocco", 1.0, 0.0), ("hsic_nocco", 0.0, 1.0), ("coco_frobenius", 100.0, 0.0), ("coco_frobenius", 0.0, 100.0)]
-)  # fmt: skip
+    ("name", "lambda_x", "lambda_y"),
+    [
+        ("hsic_nocco", 1.0, 0.0),
+        ("hsic_nocco", 0.0, 1.0),
+        ("coco_frobenius", 100.0, 0.0),
+        ("coco_frobenius", 0.0, 100.0),
+    ],
+)
 def test_descending_its_loss_moves_the_dependence_the_right_way(name, lambda_x, lambda_y):
-    made = tapped_target()
-    defense = Bido(measure=name, lambda_x=lambda_x, lambda_y=lambda_y)
-    rule = torch.optim.SGD(made.module[:3].parameters(), lr=0.05)
-    made.module[3].p = 0.0
+    model = tapped_target()
+    # At the default epsilon hsic_nocco is nearly at its bound and moves by rounding errors only.
+    defense = Bido(measure=name, lambda_x=lambda_x, lambda_y=lambda_y, epsilon=1e-2)
+    rule = torch.optim.SGD(model.module[:3].parameters(), lr=0.05)
+    model.module[3].p = 0.0
     values = []
     for _ in range(15):
-        terms = defense.losses(batch_of(made))
+        terms = defense.losses(batch_of(model))
         values.append(sum(term.value.item() for term in terms.values()))
         rule.zero_grad()
         total(terms).backward()
@@ -219,28 +231,28 @@ def test_descending_its_loss_moves_the_dependence_the_right_way(name, lambda_x, 
 
 
 def test_taps_are_the_targets_own_or_those_named():
-    made = tapped_target()
-    assert Bido().taps(made) == TAPS
-    assert Bido(layers=("4",)).taps(made) == ("4",)
-    assert Bido(layers=("4",)).facts(made, SIZE)["taps"] == ["4"]
-    assert Bido().problems(made, Size(1000, 8, 1)) == []
+    model = tapped_target()
+    assert Bido().taps(model) == TAPS
+    assert Bido(layers=("4",)).taps(model) == ("4",)
+    assert Bido(layers=("4",)).facts(model, SIZE)["taps"] == ["4"]
+    assert Bido().problems(model, TrainingSize(1000, 8, 1)) == []
 
 
-def test_only_taps_that_learn_are_read():
-    made = deep_target()
-    assert Bido().taps(made) == ("1", "2", "4")
-    for weight in made.module[1].parameters():
+def test_only_taps_after_trained_weights_are_read():
+    model = deep_target()
+    assert Bido().taps(model) == ("1", "2", "4")
+    for weight in model.module[1].parameters():
         weight.requires_grad_(False)
-    assert Bido().taps(made) == ("2", "4")
-    for weight in made.module[2].parameters():
+    assert Bido().taps(model) == ("2", "4")
+    for weight in model.module[2].parameters():
         weight.requires_grad_(False)
-    assert Bido().taps(made) == ("4",)
-    assert Bido().facts(made, SIZE)["taps"] == ["4"]
-    assert Bido().problems(made, Size(1000, 16, 1)) == []
+    assert Bido().taps(model) == ("4",)
+    assert Bido().facts(model, SIZE)["taps"] == ["4"]
+    assert Bido().problems(model, TrainingSize(1000, 16, 1)) == []
 
 
 def deep_target():
-    """Three taps, each behind one more layer of weights."""
+    """Three taps, each after one more layer of weights."""
     module = nn.Sequential(
         nn.Flatten(),
         nn.Linear(768, 8),
@@ -252,26 +264,24 @@ def deep_target():
     return replace(target(), module=module, head="5", taps=("1", "2", "4"))
 
 
-def problem(defense, made, batch):
-    found = defense.problems(made, Size(1000, batch, 1))
-    assert len(found) == 1
-    assert "\n" not in found[0]
-    return found[0]
+def problem(defense, model, batch):
+    problems = defense.problems(model, TrainingSize(1000, batch, 1))
+    assert len(problems) == 1
+    assert "\n" not in problems[0]
+    return problems[0]
 
 
 def test_batches_too_small_for_two_identities_are_a_problem():
-    assert Bido().problems(tapped_target(), Size(1000, 8, 1)) == []
+    assert Bido().problems(tapped_target(), TrainingSize(1000, 8, 1)) == []
     assert (
-        "batches of 7 have no room for 2 identities of 4 pictures: raise target.batch to at least 8"
+        "batches of 7 cannot hold 2 identities of 4 images: raise target.batch to at least 8"
         in problem(Bido(), tapped_target(), 7)
     )
-    assert "batches of 3 pictures are too small" in problem(
-        Bido(per_identity=0), tapped_target(), 3
-    )
-    assert "batches of 3 have no room for 2 identities of 2" in problem(
+    assert "batches of 3 images are too small" in problem(Bido(per_identity=0), tapped_target(), 3)
+    assert "batches of 3 cannot hold 2 identities of 2" in problem(
         Bido(per_identity=2), tapped_target(), 3
     )
-    assert Bido(per_identity=0).problems(tapped_target(), Size(1000, 4, 1)) == []
+    assert Bido(per_identity=0).problems(tapped_target(), TrainingSize(1000, 4, 1)) == []
 
 
 def test_a_single_class_is_a_problem():
@@ -287,21 +297,23 @@ def test_layers_that_do_not_exist_are_a_problem():
 
 
 def test_a_network_without_taps_is_a_problem():
-    assert "name some with layers" in problem(Bido(), target(), 64)
+    assert "name layers to tap with layers" in problem(Bido(), target(), 64)
 
 
-def test_taps_that_are_all_frozen_are_a_problem_and_never_a_silent_nothing():
-    made = tapped_target()
-    made.module[:3].requires_grad_(False)
-    assert "no weight before 2, 5 learns" in problem(Bido(), made, 64)
+def test_taps_that_are_all_frozen_are_a_problem():
+    model = tapped_target()
+    model.module[:3].requires_grad_(False)
+    assert "no weight before 2, 5 is trained" in problem(Bido(), model, 64)
     with pytest.raises(ConfigError, match="freeze fewer layers"):
-        Bido().taps(made)
+        Bido().taps(model)
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_is_reported_at_once():
     assert (
         len(
-            Bido(layers=("9",)).problems(replace(target(), classes=("only one",)), Size(1000, 2, 1))
+            Bido(layers=("9",)).problems(
+                replace(target(), classes=("only one",)), TrainingSize(1000, 2, 1)
+            )
         )
         == 3
     )
@@ -325,9 +337,11 @@ def test_impossible_parameters_are_refused(values, message):
         Bido(**values)
 
 
-def test_a_reader_is_told_the_batches():
+def test_facts_name_the_batches():
     assert (
-        Bido().facts(tapped_target(), Size(100, 64, 1))["batch"]
+        Bido().facts(tapped_target(), TrainingSize(100, 64, 1))["batch"]
         == f"{len(tapped_target().classes)} people × 4"
     )  # fewer people than 16
-    assert Bido(per_identity=0).facts(tapped_target(), Size(100, 64, 1))["batch"] == "shuffled"
+    assert (
+        Bido(per_identity=0).facts(tapped_target(), TrainingSize(100, 64, 1))["batch"] == "shuffled"
+    )

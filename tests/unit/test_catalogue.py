@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from frostglass.audit import catalogue
-from frostglass.audit.catalogue import KINDS, describe, entries
+from frostglass.auditing import catalogue
+from frostglass.auditing.catalogue import KINDS, describe, entries
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 
@@ -20,7 +20,8 @@ METHODS = [(kind, name) for kind, registry in KINDS.items() for name in registry
 def test_a_method_in_one_line(kind, name):
     entry = next(entry for entry in entries(kind) if entry["name"] == name)
     facts = describe(name)
-    assert entry == {"name": name, "kind": kind, "summary": facts["summary"]}
+    surface = {"surface": KINDS[kind].get(name).surface} if kind == "attacks" else {}
+    assert entry == {"name": name, "kind": kind, "summary": facts["summary"]} | surface
     assert 20 < len(entry["summary"]) < 200
     assert entry["summary"][-1] in ".?"
     assert "\n" not in entry["summary"]
@@ -30,24 +31,20 @@ def test_a_method_in_one_line(kind, name):
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_every_parameter_is_explained(kind, name):
     facts = describe(name)
-    told = set(re.findall(r"\w+", facts["text"] + facts["arguments"]))
-    told |= {word.removesuffix("ped") for word in told}  # "cropped" tells of `crop`
-    assert [
-        parameter["name"] for parameter in facts["parameters"] if parameter["name"] not in told
-    ] == []
+    words = set(re.findall(r"\w+", facts["text"] + facts["arguments"]))
+    words |= {word.removesuffix("ped") for word in words}  # "cropped" explains `crop`
+    assert {parameter["name"] for parameter in facts["parameters"]} <= words
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_every_parameter_has_a_type_and_a_default_that_it_takes(kind, name):
-    found = describe(name)["parameters"]
-    assert all(re.fullmatch(r"[\w' |.,\[\]]+", parameter["type"]) for parameter in found), found
-    assert all((parameter["default"] is None) or not parameter["required"] for parameter in found)
-    json.dumps(found)
-    if kind != "models" and not any(parameter["required"] for parameter in found):
+    listed = describe(name)["parameters"]
+    assert all(re.fullmatch(r"[\w' |.,\[\]]+", parameter["type"]) for parameter in listed), listed
+    assert all((parameter["default"] is None) or not parameter["required"] for parameter in listed)
+    json.dumps(listed)
+    if kind != "models" and not any(parameter["required"] for parameter in listed):
         method = KINDS[kind].get(name)
-        assert (
-            method(**{parameter["name"]: parameter["default"] for parameter in found}) == method()
-        )
+        assert method(**{one["name"]: one["default"] for one in listed}) == method()
 
 
 def test_a_docstring_is_split_into_text_and_arguments():
@@ -56,30 +53,19 @@ def test_a_docstring_is_split_into_text_and_arguments():
     assert facts["file"] == "frostglass.attacks.model.gmi"
     assert "Paper: " in facts["text"]
     assert "Args:" not in facts["text"] + facts["arguments"]
-    assert facts["arguments"].startswith(
-        "coupling: "
-    )  # its own first, then those all attacks by gradients share
-    assert "\nloss: what the target should think" in facts["arguments"]
-    assert [variant["name"] for variant in facts["variants"]] == [
-        "noise",
-        "aimed",
-        "straight",
-        "margin",
-        "poincare",
-    ]
-    assert {"name": "steps", "type": "int", "default": 1500, "required": False} in facts[
-        "parameters"
-    ]
-    assert {"name": "private", "type": "Path", "default": None, "required": True} in describe(
-        "folder"
-    )["parameters"]
+    assert facts["arguments"].startswith("coupling: ")  # its own first, then those of its bases
+    assert "\nloss: " in facts["arguments"]
+    variants = [variant["name"] for variant in facts["variants"]]
+    assert variants == ["noise", "aimed", "straight", "margin", "poincare"]
+    steps = {"name": "steps", "type": "int", "default": 1500, "required": False}
+    assert steps in facts["parameters"]
+    private = {"name": "private", "type": "Path", "default": None, "required": True}
+    assert private in describe("folder")["parameters"]
 
 
 def test_what_the_data_decides_is_no_parameter_of_a_model():
-    assert [parameter["name"] for parameter in describe("resnet")["parameters"]] == [
-        "width",
-        "depth",
-    ]
+    names = [parameter["name"] for parameter in describe("resnet")["parameters"]]
+    assert names == ["width", "depth"]
 
 
 @parameters
@@ -97,12 +83,9 @@ class Sample:
     place: Path | None = None
 
 
-def test_types_are_told_as_a_person_would():
+def test_types_are_readable():
     assert catalogue._summary(Sample) == "Is it short?"
-    told = [
-        (p["name"], p["type"], p["default"], p["required"]) for p in catalogue._parameters(Sample)
-    ]
-    assert told == [
+    assert [tuple(parameter.values()) for parameter in catalogue._parameters(Sample)] == [
         ("plain", "int", None, True),
         ("bounded", "float", 0.5, False),
         ("maybe", "int | none", None, False),
@@ -114,16 +97,17 @@ def test_types_are_told_as_a_person_would():
 
 
 def test_unknown_names():
-    with pytest.raises(
-        ConfigError,
-        match=r"nothing is named 'calorr': did you mean 'calor'\? known: accuracy, adv_learn, .*bido, brepmi, calor, ",
-    ):
+    hint = r"did you mean 'calor'\? known: accuracy, adv_learn, .*bido, brepmi, calor, "
+    with pytest.raises(ConfigError, match=rf"nothing is named 'calorr': {hint}"):
         describe("calorr")
-    with pytest.raises(
-        ConfigError,
-        match=r"no kind named 'attack': did you mean 'attacks'\? known: attacks, datasets, defenses",
-    ):
+    hint = r"did you mean 'attacks'\? known: attacks, datasets, defenses"
+    with pytest.raises(ConfigError, match=rf"no kind named 'attack': {hint}"):
         entries("attack")
+
+
+def test_a_class_given_by_its_path_is_described_like_a_registered_one():
+    by_path, by_name = describe("frostglass.attacks.model.gmi:Gmi"), describe("gmi")
+    assert by_path == by_name | {"name": "frostglass.attacks.model.gmi:Gmi"}
 
 
 def test_a_section_of_a_config_has_a_page():

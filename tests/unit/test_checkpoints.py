@@ -1,4 +1,5 @@
-import json
+"""Checkpoints: written as safetensors, read strictly, refused unless every tensor fits."""
+
 from collections import OrderedDict
 
 import pytest
@@ -7,18 +8,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from frostglass.core.errors import CheckpointError
-from frostglass.core.types import Target
 from frostglass.models.build import build
 from frostglass.models.checkpoint import (
-    body,
-    load_body,
-    load_target,
     load_weights,
-    read_body,
-    save_target,
     save_weights,
 )
-from frostglass.models.wrap import wrap
 
 SHAPE = (3, 16, 16)
 
@@ -33,7 +27,7 @@ def same(one, other):
     )
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------------------------
+# Writing
 
 
 def test_the_same_weights_give_the_same_bytes(tmp_path):
@@ -115,7 +109,7 @@ def test_a_missing_folder_is_named(tmp_path):
         save_weights(net(), tmp_path / "none" / "w.safetensors")
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------------------------
+# Reading
 
 
 @pytest.mark.parametrize("nest", [None, "state_dict", "model", "model_state_dict"])
@@ -152,7 +146,7 @@ def test_a_pickled_network_is_refused(tmp_path):
     torch.save(net(), tmp_path / "w.pt")
     with pytest.raises(
         CheckpointError,
-        match=r"w.pt holds more than tensors or is damaged; unpickling could run any code: re-save .* safetensors",
+        match=r"w.pt holds more than tensors or is damaged; unpickling .* re-save .* safetensors",
     ):
         load_weights(net(), tmp_path / "w.pt")
 
@@ -196,8 +190,8 @@ def test_a_file_cut_short_is_refused(tmp_path, kind):
         (b"", "w is empty"),
         (b"\x89PNG and so on", "w is neither safetensors nor a file of torch.save"),
         (b"abc", "w is neither safetensors nor a file of torch.save"),
-        (b"\x10\x00\x00\x00\x00\x00\x00\x00{", "w is damaged or cut short"),
-        (b"PK\x03\x04 but no archive", "w is damaged, cut short or no state dict"),
+        (b"\x10\x00\x00\x00\x00\x00\x00\x00{", "w is damaged: "),
+        (b"PK\x03\x04 but no archive", "w is damaged or not a state dict"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, content, message):
@@ -231,7 +225,7 @@ def test_contents_that_are_no_state_dict_are_refused(tmp_path, content, message)
         load_weights(net(), tmp_path / "w.pt")
 
 
-# --- matching ---------------------------------------------------------------------------------------------------------------------------
+# Matching
 
 
 def refused(tmp_path, state, module, message):
@@ -245,7 +239,7 @@ def refused(tmp_path, state, module, message):
     )
 
 
-def test_another_number_of_classes_is_said_plainly(tmp_path):
+def test_another_number_of_classes_is_reported(tmp_path):
     refused(
         tmp_path,
         net(classes=53, seed=1).state_dict(),
@@ -258,7 +252,10 @@ def test_missing_and_unexpected_names_are_counted(tmp_path):
     state = net(seed=1).state_dict()
     state["header.weight"] = state.pop("head.weight")
     state["more"] = torch.zeros(2)
-    message = r"w.safetensors does not fit Sequential: 1 missing \(head.weight\), 2 unexpected \((more, header.weight|header.weight, more)\)$"
+    message = (
+        r"w.safetensors does not fit Sequential: 1 missing \(head.weight\), "
+        r"2 unexpected \((more, header.weight|header.weight, more)\)$"
+    )
     refused(tmp_path, state, net(), message)
 
 
@@ -325,287 +322,3 @@ def test_a_prefix_that_the_model_has_too_is_kept(tmp_path):
     save_weights(module, tmp_path / "w.safetensors")
     load_weights(other, tmp_path / "w.safetensors")
     assert same(module, other)
-
-
-# --- starting weights -------------------------------------------------------------------------------------------------------------------
-
-NORMALISED = {"mean": [0.5] * 3, "std": [0.5] * 3}
-
-
-def unchanged(module, call, message):
-    """The call is refused in one line, and the module is what it was."""
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    with pytest.raises(CheckpointError, match=message) as caught:
-        call(module)
-    assert "\n" not in str(caught.value)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), (
-        "a refused start changed the module"
-    )
-
-
-@pytest.mark.parametrize(("options", "head"), [({}, "head"), (NORMALISED, "net.head")])
-def test_a_start_leaves_the_head_alone(tmp_path, options, head):
-    trained, module = net(classes=9, seed=1), net(seed=2, **options)
-    save_weights(trained, tmp_path / "w.safetensors")
-    tensors = read_body(module, head, tmp_path / "w.safetensors")
-    assert set(tensors) == {name for name in trained.state_dict() if not name.startswith("head.")}
-    load_body(module, head, tensors)
-    inside = module.net if options else module
-    assert same(trained[:-1], inside[:-1])
-    assert same(net(seed=2).head, inside.head)
-
-
-def test_what_a_network_gives_away_is_a_copy():
-    module = net()
-    for value in body(module, "head").values():
-        value.zero_()
-    assert same(module, net())
-    assert set(body(net(**NORMALISED), "net.head", ("stage2",))) == {
-        name for name in net().state_dict() if name.startswith("stage2.")
-    }
-
-
-def test_other_precisions_are_converted_and_frozen_weights_stay_frozen(tmp_path):
-    trained, module = net(seed=1).double(), net(seed=2)
-    module.stage1.requires_grad_(False)
-    save_weights(trained, tmp_path / "w.safetensors")
-    load_body(module, "head", read_body(module, "head", tmp_path / "w.safetensors"))
-    assert same(module[:-1], trained.float()[:-1])
-    assert [name for name, weight in module.named_parameters() if not weight.requires_grad] == [
-        "stage1.0.weight",
-        "stage1.1.weight",
-        "stage1.1.bias",
-    ]
-
-
-def test_a_part_is_not_its_namesake():
-    """Nor is "stage1" a part of "stage10", and a bare tensor is a part by its own name."""
-    module = nn.Sequential(
-        OrderedDict(stage1=nn.Linear(2, 2), stage10=nn.Linear(2, 2), head=nn.Linear(2, 2))
-    )
-    module.shift = nn.Parameter(torch.zeros(2))
-    assert set(body(module, "head", ("stage1", "shift"))) == {
-        "stage1.weight",
-        "stage1.bias",
-        "shift",
-    }
-    assert set(body(module, "head")) == {
-        "stage1.weight",
-        "stage1.bias",
-        "stage10.weight",
-        "stage10.bias",
-        "shift",
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda state: state.pop("stage3.0.weight"),
-            r"w.safetensors does not fit Sequential apart from its head: 1 missing \(stage3.0.weight\); "
-            r"name the parts that fit with start_parts \(stage1, stage2, stage4\)$",
-        ),
-        (
-            lambda state: state.pop("stage3.1.num_batches_tracked"),
-            r"1 missing \(stage3.1.num_batches_tracked\)",
-        ),
-        (
-            lambda state: state.update(more=torch.zeros(2)),
-            r"1 unexpected \(more\); .*\(stage1, stage2, stage3, stage4\)$",
-        ),
-        (
-            lambda state: state.update({"header.bias": torch.zeros(2)}),
-            r"1 unexpected \(header.bias\)",
-        ),
-        (
-            lambda state: state.update({"stage1.1.bias": torch.zeros(5)}),
-            r"1 of another shape \(stage1.1.bias \(5,\) for \(4,\)\); .*\(stage2, stage3, stage4\)$",
-        ),
-        (
-            lambda state: state.update({"stage1.1.bias": torch.zeros(4).long()}),
-            r"1 of another kind \(stage1.1.bias torch.int64 for torch.float32\)",
-        ),
-        (
-            lambda state: state.update({"stage1.1.bias": torch.full((4,), torch.inf)}),
-            r"w.safetensors cannot be used: .* infinity \(stage1.1.bias\)$",
-        ),
-        (
-            lambda state: state.update(
-                {"stage1.1.bias": torch.full((4,), 1e300, dtype=torch.float64)}
-            ),
-            r"w.safetensors cannot be used: .* infinity",
-        ),
-    ],
-)
-def test_a_file_without_the_whole_body_is_refused(tmp_path, change, message):
-    state = {name: value.clone() for name, value in net(seed=1).state_dict().items()}
-    change(state)
-    save_file(state, tmp_path / "w.safetensors")
-    unchanged(net(), lambda module: read_body(module, "head", tmp_path / "w.safetensors"), message)
-    tensors = {name: value for name, value in state.items() if not name.startswith("head.")}
-    of_tensors = message.replace(
-        "w.safetensors does not fit", "the starting weights do not fit"
-    ).replace("w.safetensors", "starting weights")
-    unchanged(net(), lambda module: load_body(module, "head", tensors), of_tensors)
-
-
-def test_a_file_without_batch_counters_starts_them_at_zero(tmp_path):
-    trained, module = net(seed=1), net(seed=2)
-    trained.train()(torch.rand(2, *SHAPE))
-    save_file(
-        {name: value for name, value in trained.state_dict().items() if "num_batches" not in name},
-        tmp_path / "w.safetensors",
-    )
-    load_body(module, "head", read_body(module, "head", tmp_path / "w.safetensors"))
-    assert torch.equal(module.stage1[1].running_mean, trained.stage1[1].running_mean)
-    assert (trained.stage1[1].num_batches_tracked, module.stage1[1].num_batches_tracked) == (1, 0)
-
-
-def test_tensors_of_the_head_are_no_start():
-    state = dict(net(seed=1).state_dict())
-    unchanged(
-        net(),
-        lambda module: load_body(module, "head", state),
-        r"2 unexpected \(head.weight, head.bias\)",
-    )
-    unchanged(
-        net(),
-        lambda module: load_body(module, "head", body(net(), "head"), ("stage1",)),
-        r"18 unexpected \(stage2.0.weight, ",
-    )
-
-
-def test_tied_tensors_that_differ_are_no_start():
-    module = nn.Sequential(OrderedDict(tied=tied(), head=nn.Linear(4, 3)))
-    tensors = body(module, "head")
-    tensors["tied.two.weight"] += 1
-    unchanged(
-        module,
-        lambda module: load_body(module, "head", tensors),
-        r"tied.one.weight and tied.two.weight are one tensor in the model and differ",
-    )
-
-
-@pytest.mark.parametrize(
-    ("head", "parts", "message"),
-    [
-        (
-            "classifier",
-            (),
-            r"Sequential has no head named 'classifier' with weights: give the name that find_head finds",
-        ),
-        ("net.head", (), r"Sequential has no head named 'net.head' with weights"),
-        (
-            "head",
-            ("stag2",),
-            r"Sequential has no part named 'stag2' with weights besides its head: did you mean 'stage2'\? known: stage1, stage2, ",
-        ),
-        ("head", ("stage1", "head"), r"has no part named 'head' with weights besides its head"),
-        ("head", ("flatten",), r"has no part named 'flatten' with weights besides its head"),
-    ],
-)
-def test_a_head_or_part_that_is_not_there_is_named(tmp_path, head, parts, message):
-    save_weights(net(), tmp_path / "w.safetensors")
-    unchanged(
-        net(), lambda module: read_body(module, head, tmp_path / "w.safetensors", parts), message
-    )
-    unchanged(net(), lambda module: load_body(module, head, {}, parts), message)
-    unchanged(net(), lambda module: body(module, head, parts), message)
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------------------------
-
-
-def target(**info):
-    wrapped = wrap(net(mean=[0.5] * 3, std=[0.25] * 3), classes=list("vwxyz"), image_shape=SHAPE)
-    recipe = {
-        "name": "cnn",
-        "options": {"width": 4},
-        "mean": [0.5] * 3,
-        "std": [0.25] * 3,
-        "defenses": [],
-    }
-    return Target(
-        wrapped.module,
-        wrapped.classes,
-        SHAPE,
-        wrapped.head,
-        wrapped.taps,
-        {**wrapped.info, "build": recipe, **info},
-    )
-
-
-def rebuild(recipe):
-    mean, std = recipe["mean"], recipe["std"]
-    return build(
-        recipe["name"],
-        classes=recipe["classes"],
-        image_shape=recipe["image_shape"],
-        mean=mean,
-        std=std,
-        seed=9,
-        **recipe["options"],
-    )
-
-
-def test_a_target_comes_back_whole(tmp_path):
-    saved = target(accuracy=0.9)
-    save_target(saved, tmp_path)
-    loaded = load_target(tmp_path, rebuild)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "target.json",
-        "weights.safetensors",
-    ]
-    assert (loaded.classes, loaded.image_shape, loaded.head, loaded.taps, loaded.info) == (
-        saved.classes,
-        saved.image_shape,
-        saved.head,
-        saved.taps,
-        saved.info,
-    )
-    assert not any(part.training for part in loaded.module.modules())
-    images = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
-    saved.module.eval()
-    for ours, theirs in zip(loaded.outputs(images), saved.outputs(images), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_rebuilt_network_that_does_not_fit_is_refused(tmp_path):
-    save_target(target(), tmp_path)
-    with pytest.raises(CheckpointError, match="does not fit"):
-        load_target(tmp_path, lambda recipe: build("lenet", classes=5, image_shape=SHAPE, seed=0))
-
-
-def test_a_target_without_a_recipe_is_not_saved(tmp_path):
-    plain = wrap(net(), classes=5, image_shape=SHAPE)
-    with pytest.raises(CheckpointError, match=r'without a recipe in info\["build"\]'):
-        save_target(plain, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [torch.zeros(1), float("nan")])
-def test_info_that_is_not_plain_is_not_saved(tmp_path, value):
-    with pytest.raises(CheckpointError, match="info must be plain finite values"):
-        save_target(target(loss=value), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_folder_holds_no_target(tmp_path):
-    with pytest.raises(CheckpointError, match=r"target.json is missing"):
-        load_target(tmp_path, rebuild)
-
-
-@pytest.mark.parametrize("damage", ["{", "[]", json.dumps({"classes": ["a"]})])
-def test_a_damaged_description_is_refused(tmp_path, damage):
-    save_target(target(), tmp_path)
-    (tmp_path / "target.json").write_text(damage)
-    with pytest.raises(CheckpointError, match=r"target.json .* is damaged"):
-        load_target(tmp_path, rebuild)
-
-
-def test_missing_weights_are_refused(tmp_path):
-    save_target(target(), tmp_path)
-    (tmp_path / "weights.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint file"):
-        load_target(tmp_path, rebuild)

@@ -1,26 +1,30 @@
-"""The two halves of a split model: what they answer together, what each carries, and what is refused when they are read."""
+"""Client and server: their answers, their files, and what is refused when they are read."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from frostglass.audit.pipeline import _train
+from frostglass.core.assets import Assets
 from frostglass.core.errors import CheckpointError, ConfigError
 from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
 from frostglass.defenses.release.crafter import Crafter
 from frostglass.defenses.training.adv_learn import AdvLearn
-from frostglass.deploy.client import Client, Server, TrainedAmortizer, split_model
+from frostglass.deploy.amortizer import TrainedAmortizer
+from frostglass.deploy.client import Client, split_model
+from frostglass.deploy.server import Server
 from frostglass.models.wrap import wrap
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors._files import write_prior
 from frostglass.priors.wgan import Wgan
+from frostglass.runtime.freezing import frozen
+from frostglass.training.loop import train_target
 from frostglass.training.settings import Training, targets_for
-from worlds import NoWork
+from worlds import same_weights
 
 SHAPE = (3, 16, 16)
 SHORT = {"steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4}
@@ -41,7 +45,9 @@ def target(split):
     config = Training(
         model="cnn", options={"width": 4}, attributes=("all",), cut="stage1", epochs=1, batch=16
     )
-    return _train(config, split, (), "private", "", None, seed=0, work=NoWork())
+    recipe = {"training": asdict(config), "defenses": [], "seed": 0}
+    target = train_target(config, split)
+    return replace(target, info={**target.info, "build": recipe})
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,7 @@ def prior(split):
     return Wgan(steps=1, width=4, latent=5, batch=4).train(split.public)
 
 
-def test_the_halves_answer_as_the_whole_does(target, split):
+def test_the_halves_answer_like_the_whole(target, split):
     client, server = split_model(target)
     images = split.test.floats()
     with torch.no_grad():
@@ -58,7 +64,7 @@ def test_the_halves_answer_as_the_whole_does(target, split):
     assert server.attributes
 
 
-def test_the_halves_have_weights_of_their_own(target):
+def test_the_halves_are_copies_with_separate_weights(target):
     client, server = split_model(target)
     both = {**client.encoder.state_dict(), **server.rest.state_dict()}
     assert set(both) == set(target.module.state_dict())
@@ -68,32 +74,40 @@ def test_the_halves_have_weights_of_their_own(target):
     assert not torch.equal(next(client.encoder.parameters()), next(target.module.parameters()))
 
 
-def test_what_is_loaded_protects_and_answers_alike(target, prior, split, tmp_path):
-    amortizer = Amortizer(steps=1, batch=4, width=4)
+def amortizer_of(client, prior) -> TrainedAmortizer:
+    config = Amortizer(steps=1, batch=4, width=4)
+    network = config.network(client.feature_shape, prior.latent)
+    return TrainedAmortizer(network, config, client.feature_shape, prior.latent)
+
+
+def test_a_trained_amortizer_is_an_asset_and_a_product(target, prior):
+    client, _ = split_model(target)
+    amortizer = amortizer_of(client, prior)
+    features = torch.zeros(2, *client.feature_shape)
+    assert amortizer(features).shape == (2, prior.latent)
+    assert amortizer in Assets(amortizer=amortizer).modules
+    with frozen(*Assets(amortizer=amortizer).modules):
+        assert not amortizer.network.training
+    assert amortizer.network.training
+    keyed = replace(amortizer, key="some")
+    assert keyed.key == "some"
+    assert keyed.network is amortizer.network
+
+
+def test_loaded_halves_protect_and_answer_alike(target, prior, split, tmp_path):
     client, server = split_model(target, Crafter(beta=2.0, **SHORT), prior=prior)
-    guess = TrainedAmortizer(
-        amortizer.network(client.feature_shape, prior.latent),
-        amortizer,
-        client.feature_shape,
-        prior.latent,
-    )
-    client = replace(client, amortizer=guess)
-    again, other = (
-        Client.load(client.save(tmp_path / "client")),
-        Server.load(server.save(tmp_path / "server")),
-    )
+    client = replace(client, amortizer=amortizer_of(client, prior))
+    loaded = Client.load(client.save(tmp_path / "client"), device=torch.device("cpu"))
+    answering = Server.load(server.save(tmp_path / "server"), device=torch.device("cpu"))
     images = split.test.floats()[:4]
     features = client.protect(images, seed=3)
-    assert torch.equal(again.protect(images, seed=3), features)
+    assert torch.equal(loaded.protect(images, seed=3), features)
     assert not torch.equal(features, split_model(target)[0].protect(images))
-    assert torch.equal(other.answer(features), server.answer(features))
-    assert again.protection == client.protection
-    for name, tensor in guess.network.state_dict().items():
-        assert torch.equal(again.amortizer.network.state_dict()[name], tensor)
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {
-        ".json",
-        ".safetensors",
-    }
+    assert torch.equal(answering.answer(features), server.answer(features))
+    assert loaded.protection == client.protection
+    assert same_weights(loaded.amortizer, client.amortizer)
+    suffixes = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".safetensors"}
 
 
 def test_a_client_holds_nothing_of_the_server(target, tmp_path):
@@ -107,7 +121,7 @@ def test_a_client_holds_nothing_of_the_server(target, tmp_path):
     assert not ours & theirs
 
 
-def test_a_module_of_ones_own(split, tmp_path):
+def test_a_module_of_ones_own_is_passed_to_load(split, tmp_path):
     def build():
         torch.manual_seed(0)
         return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
@@ -118,9 +132,7 @@ def test_a_module_of_ones_own(split, tmp_path):
     with torch.no_grad():
         assert torch.equal(server.answer(client.protect(images)), own.module(images))
     folder = client.save(tmp_path / "client")
-    with pytest.raises(
-        CheckpointError, match="was made of a module of its owner's: build one and give it to load"
-    ):
+    with pytest.raises(CheckpointError, match="was saved from a module of your own"):
         Client.load(folder)
     torch.manual_seed(1)
     assert torch.equal(Client.load(folder, build()).protect(images), client.protect(images))
@@ -130,11 +142,17 @@ def test_a_module_of_ones_own(split, tmp_path):
     )
 
 
-def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["model", "defense", "protection"])
+def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, monkeypatch, place):
     client, _ = split_model(target)
     folder = client.save(tmp_path / "client")
     facts = json.loads((folder / "facts.json").read_text())
-    facts["recipe"]["training"]["model"] = "spy:build"
+    if place == "model":
+        facts["recipe"]["training"]["model"] = "spy:build"
+    elif place == "defense":
+        facts["recipe"]["defenses"] = [{"name": "spy:Defense"}]
+    else:
+        facts["protection"] = {"name": "spy:Defense"}
     (folder / "facts.json").write_text(json.dumps(facts))
     (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -142,15 +160,15 @@ def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, m
         Client.load(folder)
 
 
-def test_damaged_and_mixed_up_folders(target, tmp_path):
+def test_damaged_and_confused_folders_are_refused(target, tmp_path):
     client, server = split_model(target)
     client.save(tmp_path / "client")
     server.save(tmp_path / "server")
-    with pytest.raises(CheckpointError, match="holds a server, expected a client"):
+    with pytest.raises(CheckpointError, match=r"expected a client in .*, got a server"):
         Client.load(tmp_path / "server")
     with pytest.raises(CheckpointError, match="no client in"):
         Client.load(tmp_path)
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="exists already"):
         client.save(tmp_path / "client")
     (tmp_path / "client" / "weights.safetensors").write_bytes(
         (tmp_path / "server" / "weights.safetensors").read_bytes()
@@ -162,31 +180,31 @@ def test_damaged_and_mixed_up_folders(target, tmp_path):
 @pytest.mark.parametrize(
     ("images", "match"),
     [
-        (torch.zeros(2, 3, 8, 8), r"expected float pictures of shape \(N, 3, 16, 16\)"),
-        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "expected float pictures"),
+        (torch.zeros(2, 3, 8, 8), r"expected float images of shape \(N, 3, 16, 16\)"),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "expected float images"),
         (
             torch.full((2, 3, 16, 16), 255.0),
-            r"expected pictures in \[0, 1\], got values from 255 to 255: divide by 255",
+            r"expected images in \[0, 1\], got values from 255 to 255. Divide by 255",
         ),
-        (torch.full((2, 3, 16, 16), torch.nan), r"expected pictures in \[0, 1\]"),
+        (torch.full((2, 3, 16, 16), torch.nan), r"expected images in \[0, 1\]"),
     ],
 )
-def test_pictures_that_cannot_be_protected(target, images, match):
+def test_images_that_cannot_be_protected_are_refused(target, images, match):
     with pytest.raises(ConfigError, match=match):
         split_model(target)[0].protect(images)
 
 
-def test_features_that_cannot_be_answered(target):
+def test_features_of_another_shape_are_refused(target):
     with pytest.raises(
         ConfigError, match="they come from another model, or from another cut of it"
     ):
         split_model(target)[1].answer(torch.zeros(2, 3, 3))
 
 
-def test_protections_that_cannot_be(target, prior):
-    with pytest.raises(ConfigError, match="adv_learn acts while a network is trained"):
+def test_protections_that_cannot_work_are_refused(target, prior):
+    with pytest.raises(ConfigError, match="got adv_learn, which acts during training"):
         split_model(target, AdvLearn(pixel=1.0))
-    with pytest.raises(ConfigError, match="crafter needs the prior, and none is given"):
+    with pytest.raises(ConfigError, match=r"crafter needs assets\.prior, got none"):
         split_model(target, Crafter(beta=1.0))
     with pytest.raises(ConfigError, match="at least 2"):
         split_model(target, Crafter(beta=1.0, **SHORT), prior=prior)[0].protect(
@@ -194,7 +212,7 @@ def test_protections_that_cannot_be(target, prior):
         )
 
 
-def test_a_server_learns_from_released_features(target, split):
+def test_a_server_is_retrained_on_released_features(target, split):
     client, server = split_model(target)
     features, answers = client.protect(split.train.floats()), targets_for(target, split.train)
     before = {name: tensor.clone() for name, tensor in server.rest.state_dict().items()}
@@ -204,13 +222,11 @@ def test_a_server_learns_from_released_features(target, split):
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in server.rest.state_dict().items()
     )
-    with pytest.raises(ConfigError, match="as many of both are needed"):
+    with pytest.raises(ConfigError, match="expected as many features as answers"):
         server.retrained(features, answers[:3])
 
 
-def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(
-    target, prior, tmp_path, monkeypatch
-):
+def test_a_prior_that_names_code_is_neither_saved_nor_loaded(target, prior, tmp_path, monkeypatch):
     method = {"name": "generator", "parameters": {"source": "spy:build", "latent": "normal:5"}}
     client, _ = split_model(target, Crafter(**SHORT), prior=replace(prior, info={"method": method}))
     with pytest.raises(CheckpointError, match="the client's prior is made by code"):
@@ -225,7 +241,7 @@ def test_a_folder_whose_prior_names_code_is_refused_and_none_is_saved(
         Client.load(sound)
 
 
-def test_answering_leaves_features_as_they_are(split):
+def test_answering_does_not_change_the_features(split):
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 3)
@@ -238,13 +254,13 @@ def test_answering_leaves_features_as_they_are(split):
     assert (features < 0).any()
 
 
-def test_other_precisions_and_damaged_facts(target, split, tmp_path):
+def test_other_precisions_are_converted_and_damaged_facts_refused(target, split, tmp_path):
     client, server = split_model(target)
     images = split.test.floats()
     features = client.protect(images.double())
     assert torch.equal(features, client.protect(images))
     assert torch.equal(server.answer(features.double()), server.answer(features))
-    with pytest.raises(ConfigError, match="NaN or infinite"):
+    with pytest.raises(ConfigError, match="NaN or infinity"):
         server.answer(torch.full_like(features, torch.nan))
     with pytest.raises(ConfigError, match="expected answers"):
         server.retrained(features, torch.zeros(len(features), 3))
@@ -256,5 +272,5 @@ def test_other_precisions_and_damaged_facts(target, split, tmp_path):
     facts = json.loads((folder / "facts.json").read_text())
     del facts["cut"]
     (folder / "facts.json").write_text(json.dumps(facts))
-    with pytest.raises(CheckpointError, match="does not say cut"):
+    with pytest.raises(CheckpointError, match="lacks cut"):
         Client.load(folder)

@@ -1,5 +1,6 @@
-"""The conditional prior: published shapes, its norms and losses by hand, the choice of examples, guidance, resuming, files."""
+"""The conditional prior: losses by hand, the choice of examples, guidance, resuming, files."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -12,15 +13,8 @@ from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Target
 from frostglass.data._augment import DRAWS, viewed
 from frostglass.priors._files import read_prior, write_prior
-from frostglass.priors._residual import (
-    DownBlock,
-    LabelledGenerator,
-    LabelledNorm,
-    ProjectionCritic,
-    UpBlock,
-)
 from frostglass.priors.base import priors
-from frostglass.priors.conditional import Conditional, hinge, most_liked
+from frostglass.priors.conditional import Conditional, hinge, most_confident
 from frostglass.runtime.seeding import generator_for, seeded
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, same_weights, target
 
@@ -36,13 +30,13 @@ def rng(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def networks_begin_alike():
-    """Initialisers draw from torch's global generator: without a seed, a test would depend on those that ran before it."""
+    """Seed initialisers, which draw from the global generator: tests must not depend on order."""
     with seeded(0, "tests", "conditional"):
         yield
 
 
 def bands(classes: int = 4) -> Target:
-    """A target that is surest of class k where band k of the picture is brighter than the rest."""
+    """A target that is surest of class k where band k of the image is brighter than the rest."""
     pick = nn.Linear(classes, classes)
     with torch.no_grad():
         pick.weight.copy_(20 * torch.eye(classes) - 20 / classes)
@@ -64,182 +58,13 @@ class Grey(nn.Module):
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Prior, Target, Images]:
-    """A prior that learned from a target with an opinion on bright bands, and from pictures that have them."""
+    """A prior trained on images of bright bands, for a target that tells them apart."""
     public = images(60, 4, names="stranger")
     victim = bands()
     method = Conditional(
         latent=4, width=4, top=8, steps=60, critic_steps=1, batch=16, lr=1e-2, guidance=1.0
     )
     return method.train(public, victim.view(["gradients"]), seed=0, work=NoWork()), victim, public
-
-
-# Shapes
-
-
-def test_published_shapes_and_parameter_counts():
-    classes = 10
-    generator, critic = Conditional().networks((3, 64, 64), classes)
-    assert [tuple(block.conv1.weight.shape) for block in generator.blocks] == [
-        (512, 1024, 3, 3), (256, 512, 3, 3), (128, 256, 3, 3), (64, 128, 3, 3),
-    ]  # fmt: skip
-    # Linear 128 → 1024·4·4; blocks of two 3×3, a 1×1 and two norms of γ and β for each class; norm; 1×1 to colours.
-    up = sum(
-        9 * a * b + b + 9 * b * b + b + a * b + b + 2 * classes * (a + b)
-        for a, b in [(1024, 512), (512, 256), (256, 128), (128, 64)]
-    )
-    assert (
-        sum(p.numel() for p in generator.parameters())
-        == 129 * 16384 + up + 2 * 64 + 65 * 3
-        == 12_270_979
-    )
-    assert [tuple(block.conv2.weight.shape) for block in critic.blocks] == [
-        (64, 64, 3, 3), (128, 64, 3, 3), (256, 128, 3, 3), (512, 256, 3, 3), (1024, 512, 3, 3),
-    ]  # fmt: skip
-    first = (27 * 64 + 64) + (9 * 64 * 64 + 64) + (3 * 64 + 64)
-    down = sum(
-        9 * a * a + a + 9 * a * b + b + a * b + b
-        for a, b in [(64, 128), (128, 256), (256, 512), (512, 1024)]
-    )
-    assert (
-        sum(p.numel() for p in critic.parameters())
-        == first + down + 1025 + 1024 * classes
-        == 10_151_681
-    )
-    with torch.no_grad():
-        pictures = generator(torch.zeros(2, 128), torch.tensor([0, 9]))
-        assert pictures.shape == (2, 3, 64, 64)
-        assert critic.blocks(pictures).shape == (2, 1024, 2, 2)
-        assert critic(pictures, torch.tensor([0, 9])).shape == (2,)
-
-
-@pytest.mark.parametrize(("size", "first"), [(16, 16), (32, 32), (64, 64), (128, 128)])
-def test_every_size_maps_to_itself(size, first):
-    generator, critic = Conditional(latent=6, width=4).networks((1, size, size), 3)
-    assert (
-        generator.blocks[0].conv1.weight.shape[1] == first
-    )  # 4 channels at the end, twice as many before each doubling from 4 pixels
-    assert critic.like.weight.shape == (3, first)
-    labels = torch.arange(3)
-    pictures = generator.eval()(50 * torch.randn(3, 6, generator=rng()), labels)
-    assert pictures.shape == (3, 1, size, size)
-    assert pictures.min() >= 0
-    assert pictures.max() <= 1
-    assert critic.blocks(pictures).shape[2:] == (2, 2)
-    assert critic(pictures, labels).shape == (3,)
-
-
-def test_critic_width_is_the_generators_unless_given():
-    assert Conditional(width=8).networks(SHAPE, 2)[1].blocks[0].conv1.weight.shape[0] == 8
-    assert (
-        Conditional(width=8, critic_width=4).networks(SHAPE, 2)[1].blocks[0].conv1.weight.shape[0]
-        == 4
-    )
-
-
-def test_size_that_does_not_fit():
-    for shape in ((3, 40, 40), (3, 32, 64)):
-        with pytest.raises(ConfigError, match="16, 32, 64 or 128 pixels"):
-            Conditional().networks(shape, 2)
-
-
-# Networks against slow references
-
-
-def test_labelled_norm_is_plain_batch_norm_of_each_rows_class():
-    layer = LabelledNorm(5, 3).eval()
-    assert (layer.scale.weight == 1).all()
-    assert (layer.shift.weight == 0).all()
-    for tensor in (layer.scale.weight, layer.shift.weight, layer.norm.running_mean):
-        tensor.data.normal_(generator=rng(1))
-    layer.norm.running_var.uniform_(0.5, 2, generator=rng(2))
-    maps, labels = torch.randn(4, 5, 2, 2, generator=rng(3)), torch.tensor([2, 0, 2, 1])
-    together = layer(maps, labels)
-    for row, label in enumerate(labels.tolist()):
-        plain = nn.BatchNorm2d(5).eval()
-        plain.load_state_dict(
-            layer.norm.state_dict()
-            | {"weight": layer.scale.weight[label], "bias": layer.shift.weight[label]}
-        )
-        torch.testing.assert_close(together[row : row + 1], plain(maps[row : row + 1]))
-
-
-def test_labelled_norm_in_training_takes_its_statistics_from_all_classes():
-    layer = LabelledNorm(2, 2)
-    maps = torch.randn(6, 2, 3, 3, generator=rng(4))
-    seen = layer(maps, torch.tensor([0, 0, 0, 1, 1, 1]))
-    torch.testing.assert_close(seen, nn.BatchNorm2d(2, affine=False)(maps))
-
-
-def test_up_block_as_published():
-    """The shortcut is published as doubled first and convolved then; the other way round is the same."""
-    block, plain = UpBlock(6, 4, 3).double().eval(), nn.functional.interpolate
-    maps, labels = (
-        torch.randn(2, 6, 4, 4, generator=rng(), dtype=torch.double),
-        torch.tensor([1, 2]),
-    )
-    nn.init.normal_(block.norm1.scale.weight, generator=rng(5))
-    inner = block.conv1(plain(block.norm1(maps, labels).relu(), scale_factor=2, mode="bilinear"))
-    expected = block.conv2(block.norm2(inner, labels).relu()) + block.shortcut(
-        plain(maps, scale_factor=2, mode="bilinear")
-    )
-    torch.testing.assert_close(block(maps, labels), expected)
-
-
-@pytest.mark.parametrize("picture", [True, False])
-def test_down_block_as_published(picture):
-    block, pool = DownBlock(4, 6, picture=picture).double().eval(), nn.functional.avg_pool2d
-    maps = torch.randn(2, 4, 8, 8, generator=rng(), dtype=torch.double)
-    inner = block.conv2(block.conv1(maps if picture else maps.relu()).relu())
-    torch.testing.assert_close(block(maps), pool(inner, 2) + pool(block.shortcut(maps), 2))
-
-
-def test_critic_projects_on_the_vector_of_the_class():
-    critic = ProjectionCritic(4, SHAPE, 3).eval()
-    pictures, labels = torch.rand(4, *SHAPE, generator=rng()), torch.tensor([0, 2, 1, 2])
-    features = critic.blocks(pictures).clamp(min=0).sum((2, 3))
-    slow = [
-        critic.real.weight[0] @ h + critic.real.bias[0] + critic.like.weight[y] @ h
-        for h, y in zip(features, labels, strict=True)
-    ]
-    torch.testing.assert_close(critic(pictures, labels), torch.stack(slow))
-    # Between two classes only the projection differs.
-    gap = critic(pictures, labels) - critic(pictures, torch.zeros_like(labels))
-    torch.testing.assert_close(
-        gap,
-        ((critic.like.weight[labels] - critic.like.weight[0]) * features).sum(1),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-
-
-def test_every_weight_of_the_critic_has_spectral_norm_one_and_the_generator_none():
-    generator, critic = Conditional(latent=5, width=4).networks(SHAPE, 7)
-    layers = [m for m in critic.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.Embedding)]
-    assert len(layers) == 3 * 3 + 2
-    pictures, labels = torch.rand(4, *SHAPE, generator=rng()), torch.arange(4)
-    for _ in range(200):
-        critic(pictures, labels)  # in training every pass is one more power iteration
-    critic.eval()
-    for layer in layers:
-        assert torch.linalg.matrix_norm(layer.weight.flatten(1), 2).item() == pytest.approx(
-            1, abs=0.02
-        )
-    assert not any("parametrizations" in name for name in generator.state_dict())
-
-
-def test_generator_by_hand():
-    generator = LabelledGenerator(5, 4, SHAPE, 3).eval()
-    latents, labels = torch.randn(3, 5, generator=rng()), torch.tensor([2, 0, 2])
-    maps = (latents @ generator.start[0].weight.T + generator.start[0].bias).view(3, 16, 4, 4)
-    for block in generator.blocks:
-        maps = block(maps, labels)
-    expected = generator.end[2](generator.end[0](maps).relu()).sigmoid()
-    made = generator(latents, labels)
-    torch.testing.assert_close(made, expected)
-    assert made.is_contiguous()
-    torch.testing.assert_close(
-        (generator.end[2](generator.end[0](maps).relu()).div(2).tanh() + 1) / 2, expected
-    )  # a tanh brought to [0, 1]
 
 
 # Losses and examples
@@ -257,12 +82,12 @@ def test_hinge_against_a_slow_reference():
     assert torch.autograd.gradcheck(hinge, points)
 
 
-def test_most_liked_against_a_slow_reference():
+def test_most_confident_against_a_slow_reference():
     scores = torch.rand(30, 4, generator=rng()).mul(8).round().div(8)  # full of ties
     slow = [
         sorted(range(30), key=lambda row, k=k: (-scores[row, k].item(), row))[:7] for k in range(4)
     ]
-    assert most_liked(scores, 7).tolist() == slow
+    assert most_confident(scores, 7).tolist() == slow
 
 
 def test_examples_are_what_the_target_likes_best(monkeypatch):
@@ -283,15 +108,15 @@ def test_examples_are_what_the_target_likes_best(monkeypatch):
         torch.testing.assert_close(confidence[label], scores[best, label])
 
 
-def test_one_picture_may_serve_every_class():
+def test_one_image_may_serve_every_class():
     chosen, _ = Conditional(top=40).examples(PUBLIC, target().view(["scores"]))
     assert all(sorted(row) == list(range(40)) for row in chosen.tolist())
 
 
-def test_too_few_pictures():
+def test_too_few_images():
     with pytest.raises(
         DataError,
-        match=r"40 public pictures are too few for prior\.top = 41 examples of a class: lower it",
+        match=r"conditional\.top \(41\) is more than the 40 public images there are: lower it",
     ):
         Conditional(top=41).examples(PUBLIC, target().view(["scores"]))
 
@@ -303,7 +128,10 @@ def test_classes_that_nothing_resembles():
     view = victim.view(["gradients"])
     with pytest.raises(
         RunError,
-        match=r"4 of 5 classes have no public picture of probability 0.5 or more, such as class 1 \(at most .*\), 2 .*, 3 \(.*\): lower",
+        match=(
+            r"4 of 5 classes have no public image of probability 0.5 or more, such as class 1 "
+            r"\(at most .*\), 2 .*, 3 \(.*\): lower"
+        ),
     ):
         replace(SMALL, least=0.5).train(PUBLIC, view, work=NoWork())
     with torch.no_grad():
@@ -315,7 +143,7 @@ def test_scores_that_are_not_finite_are_refused():
     victim = target()
     with torch.no_grad():
         victim.module[6].bias[2] = torch.inf
-    with pytest.raises(RunError, match="scores of some public pictures are not finite"):
+    with pytest.raises(RunError, match="scores of some public images are not finite"):
         SMALL.train(PUBLIC, victim.view(["gradients"]), work=NoWork())
 
 
@@ -323,22 +151,16 @@ class Spy:
     """Stands in for the training loop: keeps what it was given."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr("frostglass.priors.conditional.train_in_turns", self)
+        monkeypatch.setattr("frostglass.priors._gan.train_in_turns", self)
 
-    def __call__(self, name, generator, critic, schedule, **given):
-        self.name, self.generator, self.critic, self.schedule, self.given = (
-            name,
-            generator,
-            critic,
-            schedule,
-            given,
-        )
-        critic.eval()  # no power iteration, so that the losses can be computed again
+    def __call__(self, training, work):
+        self.training, self.generator, self.critic = training, training.generator, training.critic
+        self.critic.eval()  # no power iteration, so that the losses can be computed again
         self.losses = {
-            kind: given[kind](generator_for(0, kind)).detach()
-            for kind in ("critic_loss", "generator_loss")
+            "critic_loss": training.critic_loss(generator_for(0, "critic_loss")).detach(),
+            "generator_loss": training.generator_loss(generator_for(0, "generator_loss")).detach(),
         }
-        return generator
+        return copy.deepcopy(self.generator)  # the prior's is put into evaluation mode
 
 
 @pytest.mark.parametrize("loss", ["margin", "ce", "poincare"])
@@ -352,18 +174,22 @@ def test_generator_loss_against_a_slow_reference(monkeypatch, loss):
     draws = torch.rand(8, DRAWS, generator=roll)
     victim.module.eval()
     with torch.no_grad():
-        pictures = spy.generator(latents, labels)
-        logits = victim.module(viewed(pictures, draws, jitter_share=0.5))
-        judged = spy.critic(pictures, labels)
+        images = spy.generator(latents, labels)
+        logits = victim.module(viewed(images, draws, jitter_share=0.5))
+        judged = spy.critic(images, labels)
     slow = []
     for row, label in zip(logits, labels.tolist(), strict=True):
         rest = torch.cat([row[:label], row[label + 1 :]])
         u, v = row / row.abs().sum(), (torch.eye(4)[label] - 1e-4).clamp(0, 1)
-        slow.append({
-            "margin": rest.max() - row[label],
-            "ce": row.exp().sum().log() - row[label],
-            "poincare": torch.acosh(1 + 2 * (u - v).pow(2).sum() / ((1 - u.pow(2).sum()) * (1 - v.pow(2).sum()))),
-        }[loss])  # fmt: skip
+        slow.append(
+            {
+                "margin": rest.max() - row[label],
+                "ce": row.exp().sum().log() - row[label],
+                "poincare": torch.acosh(
+                    1 + 2 * (u - v).pow(2).sum() / ((1 - u.pow(2).sum()) * (1 - v.pow(2).sum()))
+                ),
+            }[loss]
+        )
     expected = -judged.mean() + 0.3 * torch.stack(slow).mean()
     assert spy.losses["generator_loss"].item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -393,23 +219,20 @@ def test_critic_loss_against_a_slow_reference(monkeypatch):
 def test_the_schedule_is_the_published_one(monkeypatch):
     spy, victim = Spy(monkeypatch), target()
     Conditional(latent=5, width=4, batch=4).train(PUBLIC, victim.view(["gradients"]), work=NoWork())
-    assert (spy.schedule.steps, spy.schedule.critic_steps, spy.schedule.lr, spy.schedule.betas) == (
-        30_000,
-        5,
-        2e-4,
-        (0.0, 0.9),
-    )
-    assert spy.schedule.generator_first
-    assert (spy.schedule.average, spy.schedule.cooldown) == (0, 0)
+    method = spy.training.method
+    published = (30_000, 5, 2e-4, (0.0, 0.9))
+    assert (method.steps, method.critic_steps, method.lr, method.betas) == published
+    assert method.generator_first
+    assert (method.average, method.cooldown) == (0, 0)
 
 
 def test_the_critic_is_not_taught_to_move_the_generator(monkeypatch):
     spy = Spy(monkeypatch)
     SMALL.train(PUBLIC, target().view(["gradients"]), work=NoWork())
-    spy.given["critic_loss"](rng()).backward()
+    spy.training.critic_loss(rng()).backward()
     assert all(p.grad is None for p in spy.generator.parameters())
     assert all(p.grad is not None for p in spy.critic.parameters())
-    spy.given["generator_loss"](rng()).backward()
+    spy.training.generator_loss(rng()).backward()
     assert all(p.grad is not None for p in spy.generator.parameters())
 
 
@@ -433,7 +256,7 @@ def test_resumes_to_the_same_bytes_and_queries(died_after):
     assert fresh.queries == untouched.queries
 
 
-def test_queries_are_the_public_pictures_and_one_batch_a_step():
+def test_queries_are_the_public_images_and_one_batch_a_step():
     for guidance, samples, expected in (
         (0.2, 1, 40 + 6 * 8),
         (0.2, 3, 3 * (40 + 6 * 8)),
@@ -528,28 +351,28 @@ def test_it_learns_the_classes_of_the_target(trained):
     labels = torch.arange(4).repeat_interleave(32)
     latents = torch.randn(128, 4, generator=rng(3))
     with torch.no_grad():
-        pictures = made.images(latents, labels)
-        liked = victim.view(["scores"]).scores(pictures).gather(1, labels[:, None]).mean()
+        images = made.images(latents, labels)
+        liked = victim.view(["scores"]).scores(images).gather(1, labels[:, None]).mean()
         others = (
             victim.view(["scores"])
             .scores(made.images(latents, (labels + 1) % 4))
             .gather(1, labels[:, None])
             .mean()
         )
-    assert liked > 0.8
-    assert others < 0.1
+    assert liked > 0.6  # ten seeds: 0.76 to 1.00
+    assert others < 0.25  # ten seeds: 0.00 to 0.10
     assert (
         made.images(latents[:1], labels[:1]) - made.images(latents[:1], labels[-1:])
     ).abs().max() > 0.2  # labels matter
-    assert pictures[labels == 0].std(0).mean() > 0.01  # and so do latents
+    assert images[labels == 0].std(0).mean() > 0.003  # latents matter; ten seeds: 0.014 to 0.054
 
 
 def test_sheets_show_every_class_in_turn():
     sheets: list[Tensor] = []
 
     class Sheets(NoWork):
-        def sheet(self, name, pictures):
-            sheets.append(pictures)
+        def sheet(self, name, images):
+            sheets.append(images)
 
     SMALL.train(PUBLIC, target().view(["gradients"]), work=Sheets())
     assert [sheet.shape for sheet in sheets] == [(64, *SHAPE)] * 2

@@ -1,4 +1,6 @@
-"""Networks cut in two: together the halves are the whole, and a place where they are not is refused by name."""
+"""Networks cut in two: the halves equal the whole, and other cuts are refused."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,17 +21,17 @@ SMALL = {
 }
 
 
-def made(name, **more):
+def make(name, **more):
     options, shape = SMALL[name]
     return build(name, classes=5, image_shape=shape, seed=0, **options, **more), shape
 
 
-def pictures(shape, count=3):
+def noise(shape, count=3):
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
 def assert_whole(module, parts, shape):
-    images = pictures(shape)
+    images = noise(shape)
     with frozen(module, parts.encoder, parts.rest), torch.no_grad():
         features = parts.encoder(images)
         assert tuple(features.shape[1:]) == parts.feature_shape
@@ -39,22 +41,25 @@ def assert_whole(module, parts, shape):
 
 @pytest.mark.parametrize("name", ["cnn", "vgg16"])
 def test_layers_in_a_row_can_be_cut_anywhere(name):
-    module, shape = made(name)
+    module, shape = make(name)
     for tap in [tap for tap, _ in module.named_modules() if tap]:
         assert_whole(module, cut(module, tap, shape), shape)
 
 
 def test_a_residual_network_can_be_cut_wherever_no_skip_is_split():
-    module, shape = made("resnet")
+    module, shape = make("resnet")
     refused = {}
     for tap in [tap for tap, _ in module.named_modules() if tap]:
         try:
             assert_whole(module, cut(module, tap, shape), shape)
         except ModelError as error:
             refused[tap] = str(error)
-    told = "splits a skip connection: later layers of Sequential also read what came before it; cut behind the block that holds it"
-    assert refused == {tap: f"a cut at {tap!r} {told}" for tap in refused}
-    # Where a block changes shape, both of its ways begin behind its first norm and activation.
+    reason = (
+        "splits a skip connection: later layers of Sequential also read what comes before it; "
+        "cut behind the block that contains it"
+    )
+    assert refused == {tap: f"a cut at {tap!r} {reason}" for tap in refused}
+    # If a block changes shape, both of its paths begin after its first norm and activation.
     inside = {"norm1", "relu1", "conv1", "norm2", "relu2", "conv2", "project"}
     whole_until = {f"stage{stage}.0.{layer}" for stage in (2, 3) for layer in ("norm1", "relu1")}
     blocks = [name for name, _ in module.named_modules() if name.count(".") == 1]
@@ -74,7 +79,7 @@ def test_crafters_resnet18(side, feature):
 
 
 def test_crafters_vgg16():
-    """The first two blocks; the linear layers behind are made small, because a hundred million weights are slow to draw."""
+    """The first two blocks; small linear layers, because a hundred million weights are slow."""
     from torchvision.models import vgg16_bn
 
     with torch.device("meta"):
@@ -128,36 +133,36 @@ def test_a_transformer_is_cut_into_tokens():
 
 
 def test_each_half_has_its_own_weights_which_are_the_networks():
-    module, shape = made("resnet")
+    module, shape = make("resnet")
     parts = cut(module, "stage1", shape)
     ours, theirs = (
         {id(weight) for weight in half.parameters()} for half in (parts.encoder, parts.rest)
     )
     assert not ours & theirs
     assert ours | theirs == {id(weight) for weight in module.parameters()}
-    before = parts.encoder(pictures(shape))
+    before = parts.encoder(noise(shape))
     with torch.no_grad():
         module.stem.weight.mul_(2)
-    assert not torch.equal(parts.encoder(pictures(shape)), before)
+    assert not torch.equal(parts.encoder(noise(shape)), before)
 
 
 def test_names_are_those_of_the_network_also_where_it_is_normalised():
-    plain, shape = made("cnn")
-    module, _ = made("cnn", mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.2])
+    plain, shape = make("cnn")
+    module, _ = make("cnn", mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.2])
     assert isinstance(module, Preprocess)
     named, full = cut(module, "stage2", shape), cut(module, "net.stage2", shape)
     assert named.tap == full.tap == "net.stage2"
     assert cut(plain, "stage2", shape).tap == "stage2"
     with frozen(module, plain, named.encoder, full.encoder), torch.no_grad():
-        seen = named.encoder(pictures(shape))
-        assert torch.equal(seen, full.encoder(pictures(shape)))
+        seen = named.encoder(noise(shape))
+        assert torch.equal(seen, full.encoder(noise(shape)))
         plain.load_state_dict(module.net.state_dict())
         inner = cut(plain, "stage2", shape).encoder.eval()
-        torch.testing.assert_close(seen, inner((pictures(shape) - module.mean) / module.std))
+        torch.testing.assert_close(seen, inner((noise(shape) - module.mean) / module.std))
 
 
 class Branching(nn.Module):
-    """Bright pictures take another way than dark ones, which no graph can tell."""
+    """Bright and dark images take different paths, which cannot be traced."""
 
     def __init__(self, skip=False):
         super().__init__()
@@ -180,16 +185,16 @@ def test_a_network_that_cannot_be_traced_is_cut_by_running_it():
     assert not module.norm._forward_hooks
     with pytest.raises(
         ModelError,
-        match="a cut at 'norm' splits a skip connection: later layers of Branching also read what came before",
+        match="a cut at 'norm' splits a skip connection: later layers of Branching also read",
     ):
         cut(Branching(skip=True), "norm", (3, 8, 8))
 
 
-def test_gradients_pass_both_kinds_of_halves():
-    module, shape = made("cnn")
+def test_gradients_pass_through_both_kinds_of_halves():
+    module, shape = make("cnn")
     for whole, tap, size in ((module, "stage1", shape), (Branching(), "norm", (3, 8, 8))):
         parts = cut(whole, tap, size)
-        images = pictures(size).requires_grad_()
+        images = noise(size).requires_grad_()
         with frozen(whole, parts.encoder, parts.rest):
             (through,) = torch.autograd.grad(parts.rest(parts.encoder(images))[:, 0].sum(), images)
             (straight,) = torch.autograd.grad(whole(images)[:, 0].sum(), images)
@@ -212,7 +217,7 @@ def test_a_network_in_training_mode_is_cut_as_it_will_be_used():
 
 
 class Counting(nn.Module):
-    """Answers otherwise at each call."""
+    """Returns something else at each call."""
 
     def __init__(self):
         super().__init__()
@@ -225,9 +230,7 @@ class Counting(nn.Module):
 
 class Patches(nn.Module):
     def forward(self, images):
-        return (
-            images.flatten(2).transpose(1, 2).flatten(0, 1)
-        )  # a row for each pixel of each picture
+        return images.flatten(2).transpose(1, 2).flatten(0, 1)  # a row for each pixel
 
 
 class Rows(nn.Module):
@@ -236,7 +239,7 @@ class Rows(nn.Module):
 
 
 def test_places_that_cannot_be_cut():
-    module, shape = made("resnet")
+    module, shape = make("resnet")
     with pytest.raises(
         ModelError, match=r"Sequential has no layer named 'stage9': did you mean .*'stage[123]'"
     ):
@@ -244,13 +247,13 @@ def test_places_that_cannot_be_cut():
     row = nn.Sequential(Patches(), Rows(), nn.Linear(3, 5))
     with pytest.raises(
         ModelError,
-        match=r"'0' puts out \(128, 3\) for 2 images: cut behind a layer that makes one feature an image",
+        match=r"'0' returns \(128, 3\) for 2 images: cut behind a layer that returns one feature",
     ):
         cut(row, "0", (3, 8, 8))
     odd = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 5), Counting())
     with pytest.raises(
         ModelError,
-        match="Sequential cut at '1' answers otherwise than the whole network: cut it behind another layer",
+        match="Sequential cut at '1' does not compute what the whole network does: cut it behind",
     ):
         cut(odd, "1", (3, 8, 8))
     twice = nn.Linear(6, 6)
@@ -268,8 +271,8 @@ class Twice(nn.Module):
         return layer(layer(images.flatten(1)))
 
 
-def test_nothing_of_the_network_is_changed():
-    module, shape = made("resnet")
+def test_the_network_is_left_unchanged():
+    module, shape = make("resnet")
     module.train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     state = torch.get_rng_state()
@@ -280,13 +283,11 @@ def test_nothing_of_the_network_is_changed():
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
-def test_a_target_says_where_it_is_cut():
-    from dataclasses import replace
-
+def test_a_target_is_cut_at_its_cut():
     whole = target()
     with pytest.raises(
         ModelError,
-        match="this target is not cut: name the layer behind which its features leave the device",
+        match="this target is not cut: name the layer whose features leave the device",
     ):
         halves(whole)
     parts = halves(replace(whole, cut="2"))
@@ -309,5 +310,5 @@ def test_a_target_says_where_it_is_cut():
         ((2, 5, 4, 4), (3, 16, 16), 0),
     ],
 )
-def test_which_number_of_a_feature_counts_its_channels(feature, image, axis):
+def test_the_axis_of_the_channels(feature, image, axis):
     assert channel_axis(feature, image) == axis

@@ -1,6 +1,7 @@
-"""Decoders: the published layers, pictures of any feature, and the game they play with a critic."""
+"""Decoders: published layers, features of any shape, and training against a critic."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from frostglass.core.errors import ConfigError, RunError
+from frostglass.networks.dcgan import build_generator
 from frostglass.networks.decoder import (
     ChannelsFirst,
     DecoderGame,
@@ -19,7 +21,6 @@ from frostglass.networks.decoder import (
     standardised,
 )
 from frostglass.networks.perceptual import perceptual_distance
-from frostglass.priors.wgan import build_generator
 from frostglass.runtime.seeding import seeded
 from worlds import SHAPE, same_weights
 from worlds import target as a_target
@@ -27,7 +28,7 @@ from worlds import target as a_target
 FEATURES = [
     ((6, 16, 16), (3, 64, 64)),  # maps
     ((6, 16, 16), (3, 16, 16)),  # of full size
-    ((6, 20, 20), (3, 16, 16)),  # larger than the picture
+    ((6, 20, 20), (3, 16, 16)),  # larger than the image
     ((5, 6, 7), (1, 50, 40)),  # no power of two, and not square
     ((30,), (3, 32, 32)),  # vectors
     ((1,), (1, 6, 6)),
@@ -43,13 +44,13 @@ def noise(*shape, seed=0, dtype=torch.float):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def pictures(*shape, seed=0):
+def random_images(*shape, seed=0):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("form", ["mirrored", "adv_learn", "crafter"])
 @pytest.mark.parametrize(("feature", "image"), FEATURES)
-def test_any_feature_becomes_a_picture(form, feature, image):
+def test_any_feature_becomes_an_image(form, feature, image):
     with seeded(0):
         decoder = build_decoder(feature, image, width=4, form=form)
     made = decoder(noise(2, *feature))
@@ -60,31 +61,20 @@ def test_any_feature_becomes_a_picture(form, feature, image):
     assert all(weight.grad is not None for weight in decoder.parameters())
 
 
-def layers(module, *kinds):
-    """Its layers of these kinds, as plain descriptions."""
-    told = []
+def layers(module):
+    """Describe the layers of a network."""
+    descriptions = []
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            told.append((layer.in_features, layer.out_features))
+            descriptions.append((layer.in_features, layer.out_features))
         elif isinstance(layer, nn.ConvTranspose2d):
-            told.append(
-                (
-                    layer.in_channels,
-                    layer.out_channels,
-                    *(
-                        x[0]
-                        for x in (
-                            layer.kernel_size,
-                            layer.stride,
-                            layer.padding,
-                            layer.output_padding,
-                        )
-                    ),
-                )
+            sizes = (layer.kernel_size, layer.stride, layer.padding, layer.output_padding)
+            descriptions.append(
+                (layer.in_channels, layer.out_channels, *(size[0] for size in sizes))
             )
         elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Sigmoid, nn.Conv2d)):
-            told.append(type(layer).__name__)
-    return told
+            descriptions.append(type(layer).__name__)
+    return descriptions
 
 
 def test_advlearns_figure_at_224_pixels():
@@ -93,7 +83,8 @@ def test_advlearns_figure_at_224_pixels():
     between = ["BatchNorm2d", "ReLU"]
     assert layers(decoder) == [
         (1000, 2048), "ReLU", (2048, 2048 * 7 * 7), "ReLU",
-        (2048, 1024, 3, 2, 1, 1), *between, (1024, 512, 3, 2, 1, 1), *between, (512, 256, 3, 2, 1, 1), *between,
+        (2048, 1024, 3, 2, 1, 1), *between, (1024, 512, 3, 2, 1, 1), *between,
+        (512, 256, 3, 2, 1, 1), *between,
         (256, 64, 3, 2, 1, 1), *between, (64, 3, 3, 2, 1, 1), "Sigmoid",
     ]  # fmt: skip
     assert decoder(torch.empty(2, 1000, device="meta")).shape == (2, 3, 224, 224)
@@ -106,9 +97,9 @@ def test_advlearns_figure_at_other_sizes_has_its_last_stages(side, first):
     with torch.device("meta"):
         decoder = build_decoder((10,), (3, side, side), width=2, form="adv_learn")
     multiple, floor = first
-    told = layers(decoder)
-    assert told[:3] == [(10, 2 * multiple), "ReLU", (2 * multiple, 2 * multiple * floor**2)]
-    assert told[-2:] == [(2, 3, 3, 2, 1, 1), "Sigmoid"]
+    found = layers(decoder)
+    assert found[:3] == [(10, 2 * multiple), "ReLU", (2 * multiple, 2 * multiple * floor**2)]
+    assert found[-2:] == [(2, 3, 3, 2, 1, 1), "Sigmoid"]
 
 
 def test_crafters_decoder_is_gmis_generator_on_the_flat_feature():
@@ -155,7 +146,7 @@ def test_channels_that_come_last_are_brought_to_the_front():
 
 @pytest.mark.parametrize("shape", [(), (0, 4, 4)])
 def test_nothing_cannot_be_decoded(shape):
-    with pytest.raises(ConfigError, match="a decoder needs features of at least one number"):
+    with pytest.raises(ConfigError, match="a decoder needs non-empty features"):
         build_decoder(shape, (3, 32, 32))
 
 
@@ -179,9 +170,9 @@ def test_standardised_features_have_mean_0_and_variance_1_in_each_channel(shape,
     assert (rows.var(1, correction=0) - 1).abs().max() < 0.01
 
 
-def test_the_proportions_of_the_picture_tell_maps_apart():
+def test_the_proportions_of_the_image_tell_maps_apart():
     features = noise(7, 4, 4, 6, dtype=torch.double)
-    seen = standardised(features, (3, 32, 48))  # 4 channels of 4×6, as high and wide as the picture
+    seen = standardised(features, (3, 32, 48))  # 4 channels of 4×6, as high and wide as the image
     assert seen.mean((0, 2, 3)).abs().max() < 1e-12
     assert seen.mean((0, 1, 2)).abs().max() > 1e-3
     assert standardised(features).mean((0, 1, 2)).abs().max() < 1e-12  # 6 channels of 4×4
@@ -217,7 +208,7 @@ def test_gradients_of_standardised_features():
 
 
 def test_the_two_pixel_distances():
-    made, images = pictures(2, 3, 4, 4), pictures(2, 3, 4, 4, seed=1)
+    made, images = random_images(2, 3, 4, 4), random_images(2, 3, 4, 4, seed=1)
     slow = sum(
         (a - b) ** 2
         for a, b in zip(made.flatten().tolist(), images.flatten().tolist(), strict=True)
@@ -231,16 +222,14 @@ def test_the_two_pixel_distances():
     assert same.grad.isfinite().all()
 
 
-def judge():
-    made = a_target()
-    made.module.eval().requires_grad_(False)
-    from dataclasses import replace
-
-    return replace(made, taps=("0", "2"))
+def perceptual():
+    network = a_target()
+    network.module.eval().requires_grad_(False)
+    return replace(network, taps=("0", "2"))
 
 
 def test_the_decoders_loss_is_the_sum_of_its_parts():
-    features, images = noise(3, 5), pictures(3, *SHAPE)
+    features, images = noise(3, 5), random_images(3, *SHAPE)
     with seeded(0):
         decoder = nn.Sequential(nn.Linear(5, 768), nn.Sigmoid(), nn.Unflatten(1, SHAPE))
         critic = nn.Sequential(nn.Flatten(), nn.Linear(768, 1))
@@ -251,33 +240,34 @@ def test_the_decoders_loss_is_the_sum_of_its_parts():
         adversarial=0.3,
         perceptual_weight=2.0,
         critic=critic,
-        judge=judge(),
+        perceptual=perceptual(),
         norm="mean_square",
     )
     likes = torch.sigmoid(critic(made))
     slow = (
         (made - images).square().mean()
         - 0.3 * likes.log().mean()
-        + 2 * perceptual_distance(judge(), made, images).mean()
+        + 2 * perceptual_distance(perceptual(), made, images).mean()
     )
     torch.testing.assert_close(loss, slow)
     assert torch.equal(decoder_loss(made, images), F.mse_loss(made, images))
 
 
 def test_a_weight_needs_its_network():
-    with pytest.raises(
-        ConfigError, match="with an adversarial weight needs a critic, and none is given"
-    ):
+    with pytest.raises(ConfigError, match="with an adversarial weight needs a critic, got none"):
         decoder_loss(noise(2, 4), noise(2, 4), adversarial=0.1)
     with pytest.raises(
         ConfigError,
-        match=r"with a perceptual weight needs a perceptual network, and none is given: pass judge=\.\.\.",
+        match=r"needs a perceptual network, got none: pass perceptual=\.\.\.",
     ):
         decoder_loss(noise(2, 4), noise(2, 4), perceptual_weight=0.1)
 
 
 def test_the_critic_pulls_against_the_decoder():
-    """It is least where real pictures get large logits and rebuilt ones small; as printed in the paper it would be the other way round."""
+    """The loss is least if real images get large logits and reconstructions small ones.
+
+    As printed in the paper it would be the other way round.
+    """
     critic = nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False))
     nn.init.constant_(critic[1].weight, 2.0)
     real, made = torch.full((3, 1, 1, 1), 1.5), torch.full((3, 1, 1, 1), -0.5).requires_grad_()
@@ -289,7 +279,7 @@ def test_the_critic_pulls_against_the_decoder():
     loss.backward()
     assert made.grad is None  # nothing of it reaches the decoder
     assert critic[1].weight.grad.item() < 0  # a larger weight tells them apart better
-    # The decoder moves its pictures to where the critic takes them for real.
+    # The decoder moves its images to where the critic accepts them.
     mover = nn.Parameter(torch.full((3, 1, 1, 1), -0.5))
     decoder_loss(mover, mover.detach(), adversarial=1.0, critic=critic).backward()
     assert (mover.grad < 0).all()
@@ -301,16 +291,16 @@ def game(**more):
 
 
 def played(some, turns, start=0):
-    """Steps on features that are the pictures at a quarter of their size."""
+    """Steps on features that are the images at a quarter of their size."""
     for turn in range(start, start + turns):
-        images = F.interpolate(pictures(8, 3, 4, 4, seed=turn), scale_factor=4)
+        images = F.interpolate(random_images(8, 3, 4, 4, seed=turn), scale_factor=4)
         features = torch.cat([images[:, :, ::4, ::4], images[:, :1, ::4, ::4]], 1)
         yield some.step(standardised(features), images)
 
 
 def test_it_learns():
     losses = list(played(game(), 150))
-    guess = 1 / 12  # the error of the best picture that knows no feature
+    guess = 1 / 12  # the error of the best image that knows no feature
     assert losses[0] > 0.9 * guess
     assert sum(losses[-10:]) / 10 < 0.4 * guess
 
@@ -320,11 +310,11 @@ def test_it_learns():
     [
         {},
         {"adversarial": 0.1},
-        {"perceptual_weight": 0.5, "judge": judge()},
+        {"perceptual_weight": 0.5, "perceptual": perceptual()},
         {"norm": "batch_norm"},
     ],
 )
-def test_it_goes_on_from_a_checkpoint_with_the_same_weights(more):
+def test_it_resumes_from_a_checkpoint_with_the_same_weights(more):
     whole, killed, resumed = (game(**more) for _ in range(3))
     list(played(whole, 4))
     list(played(killed, 2))
@@ -336,7 +326,7 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_weights(more):
     assert whole.critic is None or same_weights(whole.critic, resumed.critic)
 
 
-def test_it_stands_still_between_its_steps():
+def test_it_is_frozen_between_its_steps():
     some = game(adversarial=0.1)
     list(played(some, 2))
     for network in (some.decoder, some.critic):
@@ -351,21 +341,21 @@ def test_it_stands_still_between_its_steps():
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_a_loss_that_is_not_finite_is_not_passed_over():
+def test_a_loss_that_is_not_finite_is_an_error():
     some = game()
     with pytest.raises(
         RunError,
-        match="the decoder that learns to rebuild pictures from features has a loss of nan: lower its learning rate",
+        match=r"expected a finite loss of the decoder .* got nan: lower its learning rate",
     ):
-        some.step(torch.full((2, 4, 4, 4), float("nan")), pictures(2, 3, 16, 16))
+        some.step(torch.full((2, 4, 4, 4), float("nan")), random_images(2, 3, 16, 16))
 
 
-def test_a_critic_needs_pictures_it_can_judge():
+def test_a_critic_needs_images_of_a_minimal_size():
     with pytest.raises(
         ConfigError,
-        match=r"a decoder's critic needs pictures of 8 pixels a side or more, got \(3, 6, 16\)",
+        match=r"a decoder's critic needs images of at least 8 pixels a side, got \(3, 6, 16\)",
     ):
         DecoderGame((4,), (3, 6, 16), width=2, adversarial=0.1)
     for side in (8, 12, 50):
         some = DecoderGame((4,), (3, side, side + 3), width=2, adversarial=0.1)
-        assert math.isfinite(some.step(noise(2, 4), pictures(2, 3, side, side + 3)))
+        assert math.isfinite(some.step(noise(2, 4), random_images(2, 3, side, side + 3)))

@@ -1,4 +1,4 @@
-"""Defenses against the oracle values of their papers, and their hooks against plain training."""
+"""Defenses against known values of their papers, and their hooks."""
 
 import math
 
@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from frostglass.core.errors import ConfigError
-from frostglass.defenses.base import Batch, TrainingProgress
+from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.defenses.compose import check_composition, losses
 from frostglass.defenses.training.calor import Calor, LowRankHead, confidence_adaptation
 from frostglass.defenses.training.label_smoothing import LabelSmoothing, smoothed_cross_entropy
-from worlds import split, target
+from worlds import target
 
 
 def logits_for(p: float) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_confidence_adaptation_oracles(p, value):
 @pytest.mark.parametrize(
     ("b", "p"), [(1, 0.3679), (2, 0.6065), (4, 0.7788), (8, 0.8825), (16, 0.9394)]
 )
-def test_confidence_adaptation_is_least_at_the_stated_confidence(b, p):
+def test_confidence_adaptation_has_its_minimum_at_the_stated_confidence(b, p):
     grid = torch.linspace(0.001, 0.999, 9981, dtype=torch.double)
     values = [
         confidence_adaptation(logits_for(q), torch.tensor([0]), 1.0, b).item()
@@ -80,7 +80,7 @@ def test_smoothing_agrees_with_the_library_where_it_accepts_the_factor():
     )
 
 
-def test_smoothing_pushes_wrong_logits_for_ever():
+def test_smoothing_always_pushes_wrong_logits_down():
     logits = torch.tensor([[60.0, 0.0, -60.0, -60.0]], dtype=torch.double, requires_grad=True)
     smoothed_cross_entropy(logits, torch.tensor([0]), -0.3).backward()
     assert logits.grad[0, 2].item() == pytest.approx(0.3 / 4)
@@ -126,19 +126,20 @@ def test_low_rank_head_has_its_rank_and_forgets_the_rest():
     assert torch.allclose(head(features), head(moved), atol=1e-5)
 
 
-def test_calor_replaces_the_head_in_place_and_moves_the_feature():
+def test_calor_replaces_the_head_and_the_penultimate_feature():
     prepared = Calor(rank=2).prepare(target(), seed=0)
     assert prepared.head == "6.expand"
     logits, features = prepared.outputs(torch.rand(3, 3, 16, 16))
     assert logits.shape == (3, 4)
     assert features.shape == (3, 2)
-    assert features.abs().max() <= 1  # the input of the last linear layer is behind the tanh
+    assert features.abs().max() <= 1  # the input of the last linear layer comes after the tanh
 
 
 def test_calor_changes_its_loss_at_the_switch():
-    batch = lambda epoch: Batch(
-        torch.zeros(1), torch.tensor([0]), torch.zeros(1, 3), {}, TrainingProgress(epoch, 20)
-    )  # noqa: E731
+    def batch(epoch):
+        progress = TrainingProgress(epoch, 20)
+        return Batch(torch.zeros(1), torch.tensor([0]), torch.zeros(1, 3), {}, progress)
+
     defense = Calor(rank=0, switch=0.5)
     assert list(losses([defense], batch(9), [()])) == ["cross_entropy"]
     assert list(losses([defense], batch(10), [()])) == ["confidence_adaptation"]
@@ -162,6 +163,22 @@ def test_two_replacements_of_one_part_are_refused_by_name():
     )  # the low-rank head alone goes with smoothing
 
 
+def test_a_defense_without_a_hook_that_it_announces_is_refused():
+    with pytest.raises(TypeError, match=r"Mute has releases = True and lacks release\(\)"):
+
+        class Mute(Defense):
+            releases = True
+
+    class Sampler(Defense):
+        name = "sampler"
+
+        def replaces(self):
+            return frozenset({"batches"})
+
+    with pytest.raises(ConfigError, match=r"sampler replaces the batches and lacks batches\(\)"):
+        check_composition([Sampler()])
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -176,7 +193,3 @@ def test_two_replacements_of_one_part_are_refused_by_name():
 def test_bad_parameters(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Calor(**bad)
-
-
-def test_split_fixture_is_sane():
-    assert set(split().classes).isdisjoint(split().public.names)

@@ -33,10 +33,13 @@ def labels_4x4():
 
 def slow_gaussian(features, sigma):
     rows = features.flatten(1).tolist()
-    return torch.tensor(
-        [[math.exp(-sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / (2 * sigma**2 * len(one))) for other in rows] for one in rows],
-        dtype=torch.float64,
-    )  # fmt: skip
+
+    def kernel(one, other):
+        distance = sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+        return math.exp(-distance / (2 * sigma**2 * len(one)))
+
+    values = [[kernel(one, other) for other in rows] for one in rows]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def one_sided(gram):

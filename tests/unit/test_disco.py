@@ -1,4 +1,4 @@
-"""Disco: the mask, who feels what, and a network that stays what it is otherwise."""
+"""Disco: the mask, the gradients of each network, and the layers around the pruner."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.audit.pipeline import classifier
+from frostglass.auditing.pipeline import classifier
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Target
-from frostglass.defenses.base import Batch, Size, TrainingProgress
+from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize
 from frostglass.defenses.compose import losses, prepare, problems
 from frostglass.defenses.training.disco import Disco, Pruned, Pruner, masked, scaled_gradient
 from frostglass.defenses.training.tiprdc import Tiprdc
@@ -40,13 +40,17 @@ def noise(*shape, seed=0):
 def network(name="cnn", cut="stage2", **more):
     module = build(name, classes=4, image_shape=(3, 16, 16), seed=0, width=4, **more)
     return Target(
-        module=module, classes=("a", "b", "c", "d"), image_shape=(3, 16, 16), head=find_head(module, (3, 16, 16)),
-        taps=find_taps(module, (3, 16, 16)), cut=cut,
-    )  # fmt: skip
+        module=module,
+        classes=("a", "b", "c", "d"),
+        image_shape=(3, 16, 16),
+        head=find_head(module, (3, 16, 16)),
+        taps=find_taps(module, (3, 16, 16)),
+        cut=cut,
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 0.7, 0.99])
-def test_the_mask_is_the_one_that_is_written_down(ratio):
+def test_the_mask_follows_its_definition(ratio):
     with seeded(0):
         pruner = Pruner((10, 4, 4), ratio=ratio, width=2, temperature=1 / 30)
     features = noise(5, 10, 4, 4)
@@ -86,24 +90,24 @@ def test_a_scaled_gradient_changes_no_digit():
     torch.testing.assert_close(values.grad, 0.3 * 2 * values.detach())
 
 
-def test_each_network_feels_what_it_should():
-    """Encoder and rest the task alone, the pruner (1 - α) task - α reconstruction, the decoder nothing."""
+def test_the_gradient_of_each_network():
+    """Encoder and rest: the task; pruner: (1 - α) task - α reconstruction; decoder: nothing."""
     alpha, defense = 0.4, Disco(ratio=0.5, alpha=0.4, **TINY)
-    made = defense.prepare(replace(target(), cut=CUT), seed=3)
-    module, pruned = made.module.train(), made.module[2]
-    module[3].p = 0.0  # dropout would draw anew for the reference
-    opponent = defense.opponent(made, STRANGERS, None, seed=0)
+    model = defense.prepare(replace(target(), cut=CUT), seed=3)
+    module, pruned = model.module.train(), model.module[2]
+    module[3].p = 0.0  # dropout would draw again for the reference
+    opponent = defense.opponent(model, STRANGERS, None, seed=0)
     opponent.turn(TrainingProgress(0, 4), 0)
     for some in (module, opponent.game.decoder):
         some.double()
-    pictures, labels = images(8, 4).floats().double(), images(8, 4).labels
+    pixels, labels = images(8, 4).floats().double(), images(8, 4).labels
 
-    names = defense.taps(made)
+    names = defense.taps(model)
     with capture(module, names) as tapped:
-        logits = module(pictures)
+        logits = module(pixels)
     terms = losses(
         [defense],
-        Batch(pictures, labels, logits, dict(tapped), TrainingProgress(0, 4)),
+        Batch(pixels, labels, logits, dict(tapped), TrainingProgress(0, 4)),
         [names],
         [opponent],
     )
@@ -112,56 +116,57 @@ def test_each_network_feels_what_it_should():
         "reconstruction": -alpha,
     }
     sum(term.weight * term.value for term in terms.values()).backward()
-    found = {name: weight.grad.clone() for name, weight in module.named_parameters()}
+    gradients = {name: weight.grad.clone() for name, weight in module.named_parameters()}
     module.zero_grad(set_to_none=True)
     assert all(weight.grad is None for weight in opponent.game.decoder.parameters())
 
-    # By hand: one pass for encoder and rest with the mask as a constant, one for the pruner with the features as constants.
-    features = module[:2](pictures).relu()
+    # By hand: a pass for encoder and rest with a constant mask, and one for the pruner with
+    # constant features.
+    features = module[:2](pixels).relu()
     mask = pruned.pruner(features.detach())
     F.cross_entropy(module[3:](masked(features, mask.detach())), labels).backward()
     for name in ("0.weight", "1.weight", "6.weight", "6.bias"):
-        torch.testing.assert_close(found[name], module.get_parameter(name).grad)
+        torch.testing.assert_close(gradients[name], module.get_parameter(name).grad)
     module.zero_grad(set_to_none=True)
     still = features.detach()
     task = F.cross_entropy(module[3:](masked(still, mask)), labels)
-    rebuilt = opponent.game.decoder(standardised(masked(still, mask)))
-    ((1 - alpha) * task - alpha * (rebuilt - pictures).square().mean()).backward()
+    decoded = opponent.game.decoder(standardised(masked(still, mask)))
+    ((1 - alpha) * task - alpha * (decoded - pixels).square().mean()).backward()
     for name, weight in pruned.pruner.named_parameters():
-        torch.testing.assert_close(found[f"2.pruner.{name}"], weight.grad)
+        torch.testing.assert_close(gradients[f"2.pruner.{name}"], weight.grad)
     assert sum(weight.grad.abs().sum() for weight in pruned.pruner.parameters()) > 0
 
 
 def test_an_attacker_sees_true_gradients():
-    """In use nothing is detached or scaled: the slope is that of the released feature as a function of the picture."""
-    made = Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
-    encoder = halves(made).encoder
-    module = made.module.eval().double()
-    pictures = images(2, 2).floats().double().requires_grad_()
+    """In evaluation nothing is detached or scaled: gradients match finite differences."""
+    model = Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
+    encoder = halves(model).encoder
+    module = model.module.eval().double()
+    pixels = images(2, 2).floats().double().requires_grad_()
     direction = noise(2, 8, 4, 4).double()
 
-    def released(pictures):
-        return (encoder(pictures) * direction).sum()
+    def released(pixels):
+        return (encoder(pixels) * direction).sum()
 
     module.requires_grad_(False)
-    (slope,) = torch.autograd.grad(released(pictures), pictures)
-    step = 1e-6 * noise(*pictures.shape, seed=1).double()
+    (slope,) = torch.autograd.grad(released(pixels), pixels)
+    step = 1e-6 * noise(*pixels.shape, seed=1).double()
     with torch.no_grad():
-        measured = (released(pictures + step) - released(pictures - step)) / 2
+        measured = (released(pixels + step) - released(pixels - step)) / 2
     assert measured.item() == pytest.approx((slope * step).sum().item(), rel=1e-4)
 
 
 def test_a_cut_gives_masked_features():
-    plain, made = network(), Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
-    pruned = made.module.stage2
+    plain, model = network(), Disco(ratio=0.5, **TINY).prepare(network(), seed=0)
+    pruned = model.module.stage2
     assert isinstance(pruned, Pruned)
-    for module in (plain.module, made.module):
+    for module in (plain.module, model.module):
         module.eval()
     with torch.no_grad():
         features = halves(plain).encoder(images(4, 4).floats())
-        released = halves(made).encoder(images(4, 4).floats())
+        released = halves(model).encoder(images(4, 4).floats())
         assert torch.equal(released, masked(features, pruned.pruner(features)))
-    assert halves(made).feature_shape == halves(plain).feature_shape == (8, 4, 4)
+    assert halves(model).feature_shape == halves(plain).feature_shape == (8, 4, 4)
 
 
 def test_the_same_seed_makes_the_same_pruner_and_other_weights_stay():
@@ -181,9 +186,11 @@ def test_the_same_seed_makes_the_same_pruner_and_other_weights_stay():
     )  # names and shapes are those of any other
 
 
-def test_layers_inside_the_cut_keep_their_meaning():
-    made = replace(network("resnet", "stage1"), taps=("stem", "stage1.0.conv1", "stage1", "stage2"))
-    moved = Disco(**TINY).prepare(made, seed=0)
+def test_names_of_layers_inside_the_cut_are_updated():
+    model = replace(
+        network("resnet", "stage1"), taps=("stem", "stage1.0.conv1", "stage1", "stage2")
+    )
+    moved = Disco(**TINY).prepare(model, seed=0)
     assert moved.taps == ("stem", "stage1.inner.0.conv1", "stage1", "stage2")
     assert moved.head == "head"
     whole = Disco(**TINY).prepare(network(cut="head"), seed=0)
@@ -194,14 +201,14 @@ def test_layers_inside_the_cut_keep_their_meaning():
 
 
 def test_vectors_are_pruned_too():
-    made = Disco(ratio=0.5, **TINY).prepare(network(cut="flatten"), seed=0)
-    assert made.module.flatten.pruner.pruned == 16
-    assert made.module.eval()(images(3, 3).floats()).shape == (3, 4)
-    assert halves(made).feature_shape == (32,)
+    model = Disco(ratio=0.5, **TINY).prepare(network(cut="flatten"), seed=0)
+    assert model.module.flatten.pruner.pruned == 16
+    assert model.module.eval()(images(3, 3).floats()).shape == (3, 4)
+    assert halves(model).feature_shape == (32,)
 
 
 class Turned(nn.Module):
-    """Pictures (N, 3, 16, 16) as something of another shape."""
+    """Images (N, 3, 16, 16) as something of another shape."""
 
     def __init__(self, turn):
         super().__init__()
@@ -228,58 +235,64 @@ TURNS = {
 
 
 @pytest.mark.parametrize("kind", TURNS)
-def test_channels_are_pruned_wherever_they_stand(kind):
+def test_channels_are_pruned_on_any_axis(kind):
     turn, axis = TURNS[kind]
-    made = Disco(ratio=0.5, **TINY).prepare(turned(turn), seed=0)
-    pruned = made.module[1]
+    model = Disco(ratio=0.5, **TINY).prepare(turned(turn), seed=0)
+    pruned = model.module[1]
     assert pruned.pruner.pruned == 3
-    pictures = images(4, 4).floats()
+    pixels = images(4, 4).floats()
     with torch.no_grad():
-        plain = turned(turn).module[:2](pictures)
-        out, mask = made.module.eval()[:2](pictures), pruned.pruner(plain)
+        plain = turned(turn).module[:2](pixels)
+        out, mask = model.module.eval()[:2](pixels), pruned.pruner(plain)
     assert mask.shape == (4, 6)
     for channel in range(6):
         one, whole = (values.movedim(1 + axis, 1)[:, channel] for values in (out, plain))
         torch.testing.assert_close(one, whole * mask[:, channel].reshape(-1, *[1] * (one.ndim - 1)))
     assert (
         (mask > 0.5).sum(1) == 2
-    ).all()  # half of six are below the threshold, which stands at one half itself
+    ).all()  # three of six are below the threshold, whose own mask is ½
 
 
 @pytest.mark.parametrize("kind", TURNS)
-def test_training_prunes_channels_wherever_they_stand(kind):
+def test_training_prunes_channels_on_any_axis(kind):
     disco = Disco(ratio=0.5, **TINY)
-    made = disco.prepare(turned(TURNS[kind][0]), seed=0)
-    opponent = disco.opponent(made, STRANGERS, None, seed=0)
+    model = disco.prepare(turned(TURNS[kind][0]), seed=0)
+    opponent = disco.opponent(model, STRANGERS, None, seed=0)
     opponent.turn(TrainingProgress(0, 1), 0)
-    pictures = images(4, 4).floats()
-    with capture(made.module, disco.taps(made)) as tapped:
-        logits = made.module.train()(pictures)
+    pixels = images(4, 4).floats()
+    with capture(model.module, disco.taps(model)) as tapped:
+        logits = model.module.train()(pixels)
     (term,) = opponent.losses(
-        Batch(pictures, torch.zeros(4).long(), logits, tapped, TrainingProgress(0, 1))
+        Batch(pixels, torch.zeros(4).long(), logits, tapped, TrainingProgress(0, 1))
     ).values()
     term.value.backward()
     assert all(
         weight.grad is not None and weight.grad.isfinite().all()
-        for weight in made.module[1].pruner.parameters()
+        for weight in model.module[1].pruner.parameters()
     )
 
 
-def test_what_has_no_channels_cannot_be_pruned():
-    message = r"disco prunes channels of vectors, tokens or maps, of which there must be two, and '1' puts out \(6, 4, 4, 16\): cut behind another layer"
+def test_features_without_channels_are_refused():
+    message = (
+        r"disco prunes vectors, tokens or maps of at least 2 channels, and '1' returns "
+        r"\(6, 4, 4, 16\): cut after another layer"
+    )
     with pytest.raises(ConfigError, match=message):
         Disco().prepare(turned(lambda maps: maps.reshape(-1, 6, 4, 4, 16)), seed=0)
-    with pytest.raises(ConfigError, match=r"'1' puts out \(1, 16, 16\)"):
+    with pytest.raises(ConfigError, match=r"'1' returns \(1, 16, 16\)"):
         Disco().prepare(turned(lambda maps: maps[:, :1]), seed=0)
 
 
-def test_a_cut_behind_which_nothing_comes_is_told():
-    made = Disco(**TINY).prepare(network(cut="head"), seed=0)
-    message = "nothing comes after head, so that what leaves are the answers, and no server is needed: cut behind an earlier layer"
-    assert Disco(**TINY).problems(made, Size(48, 16, 4)) == [message]
+def test_a_cut_after_the_last_layer_is_refused():
+    model = Disco(**TINY).prepare(network(cut="head"), seed=0)
+    message = (
+        "nothing comes after head, so that the released features are the predictions and no "
+        "server is needed: cut after an earlier layer"
+    )
+    assert Disco(**TINY).problems(model, TrainingSize(48, 16, 4)) == [message]
     assert (
         Disco(**TINY).problems(
-            Disco(**TINY).prepare(network(cut="stage3"), seed=0), Size(48, 16, 4)
+            Disco(**TINY).prepare(network(cut="stage3"), seed=0), TrainingSize(48, 16, 4)
         )
         == []
     )
@@ -288,13 +301,13 @@ def test_a_cut_behind_which_nothing_comes_is_told():
 def test_no_other_defense_freezes_its_pruner():
     for order in ((0, 1), (1, 0)):
         pair = [Disco(**TINY), Transfer(pretrain="start")]
-        made = prepare([pair[place] for place in order], network(cut="stage3"), seed=0)
-        assert all(weight.requires_grad for weight in made.module.stage3.pruner.parameters())
-        assert not made.module.stage1[0].weight.requires_grad
-    made.module.stage3.pruner.requires_grad_(False)
-    size = Size(48, 16, 4)
-    assert problems([Disco(**TINY)], made, size) == [
-        "disco: another defense froze its pruner: freeze fewer layers, or cut behind a later one"
+        model = prepare([pair[place] for place in order], network(cut="stage3"), seed=0)
+        assert all(weight.requires_grad for weight in model.module.stage3.pruner.parameters())
+        assert not model.module.stage1[0].weight.requires_grad
+    model.module.stage3.pruner.requires_grad_(False)
+    size = TrainingSize(48, 16, 4)
+    assert problems([Disco(**TINY)], model, size) == [
+        "disco: another defense froze its pruner: freeze fewer layers, or cut after a later one"
     ]
     assert problems([Disco()], target(), size) == [
         "disco: needs to know where the network is cut: set target.cut"
@@ -304,7 +317,7 @@ def test_no_other_defense_freezes_its_pruner():
 @pytest.mark.parametrize(
     "more", [{}, {"restart_every": 2, "ratio": 0.5}, Disco.variants["crafter"][1], {"alpha": 0.0}]
 )
-def test_a_killed_training_goes_on_to_the_same_bytes(more):
+def test_an_interrupted_training_resumes_to_the_same_bytes(more):
     def train(work):
         return train_target(CONFIG, split(), [Disco(**TINY | more)], seed=0, work=work)
 
@@ -325,32 +338,32 @@ def test_a_killed_training_goes_on_to_the_same_bytes(more):
 @pytest.mark.parametrize(
     "defense", [Disco(**TINY), Tiprdc(epochs=1, reader_width=2)], ids=lambda defense: defense.name
 )
-def test_a_stored_network_comes_back_as_it_was(defense, tmp_path):
-    made, read = (
+def test_a_stored_network_loads_unchanged(defense, tmp_path):
+    model, read = (
         classifier(Store(tmp_path / "store"), replace(CONFIG, epochs=1), split(), [defense], seed=0)
         for _ in range(2)
     )
-    assert made.module is not read.module
-    assert same_weights(made.module, read.module)
-    assert (read.cut, read.head, read.taps) == (made.cut, made.head, made.taps)
-    pictures = images(4, 4).floats()
+    assert model.module is not read.module
+    assert same_weights(model.module, read.module)
+    assert (read.cut, read.head, read.taps) == (model.cut, model.head, model.taps)
+    pixels = images(4, 4).floats()
     with torch.no_grad():
         assert torch.equal(
-            halves(made).encoder.eval()(pictures), halves(read).encoder.eval()(pictures)
+            halves(model).encoder.eval()(pixels), halves(read).encoder.eval()(pixels)
         )
 
 
 def test_alpha_zero_still_prunes_and_ratio_zero_does_not():
-    made = replace(target(), cut=CUT)
-    assert Disco(ratio=0.0, alpha=0.0).prepare(made, seed=0) is made
-    assert Disco(ratio=0.0, alpha=0.0).problems(target(), Size(48, 16, 4)) == []
+    model = replace(target(), cut=CUT)
+    assert Disco(ratio=0.0, alpha=0.0).prepare(model, seed=0) is model
+    assert Disco(ratio=0.0, alpha=0.0).problems(target(), TrainingSize(48, 16, 4)) == []
     pruning = Disco(alpha=0.0, **TINY)
-    assert pruning.opponent(pruning.prepare(made, seed=0), STRANGERS, None, seed=0) is None
+    assert pruning.opponent(pruning.prepare(model, seed=0), STRANGERS, None, seed=0) is None
     assert pruning.replaces() == {"training of the encoder"}
     assert not pruning.couples_samples()
     with pytest.raises(
         ConfigError,
-        match=r"alpha 0\.4 is felt by a pruner, and ratio 0 puts in none: give a ratio above 0, or alpha 0 too",
+        match=r"alpha 0\.4 trains a pruner, and ratio 0 inserts none: give a ratio above 0",
     ):
         Disco(ratio=0.0)
 
@@ -391,9 +404,9 @@ def test_a_swins_maps_are_pruned_by_their_channels():
     module = build(
         "timm:swin_tiny_patch4_window7_224", classes=4, image_shape=(3, 32, 32), seed=0, **options
     )
-    made = Disco(ratio=0.5, **TINY).prepare(
+    model = Disco(ratio=0.5, **TINY).prepare(
         wrap(module, classes=4, image_shape=(3, 32, 32), cut="layers.0"), seed=0
     )
-    assert halves(made).feature_shape == (8, 8, 12)
-    assert made.module.layers[0].pruner.pruned == 6
-    assert made.module.layers[0].pruner(noise(2, 8, 8, 12)).shape == (2, 12)
+    assert halves(model).feature_shape == (8, 8, 12)
+    assert model.module.layers[0].pruner.pruned == 6
+    assert model.module.layers[0].pruner(noise(2, 8, 8, 12)).shape == (2, 12)

@@ -1,4 +1,4 @@
-"""DP-SGD: clipping and noise against gradients taken picture by picture, the sampling, the accounting, and what is refused."""
+"""DP-SGD: clipping, noise and sampling against slow references, accounting, and refusals."""
 
 import math
 import sys
@@ -13,9 +13,8 @@ from torch import nn
 
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.types import Target
-from frostglass.defenses import compose
-from frostglass.defenses.base import Size
-from frostglass.defenses.training import dpsgd
+from frostglass.defenses import compose, training
+from frostglass.defenses.base import TrainingSize
 from frostglass.defenses.training.calor import Calor
 from frostglass.defenses.training.dpsgd import Dpsgd
 from frostglass.models.base import Preprocess
@@ -27,7 +26,7 @@ from frostglass.runtime.tensors import optimizer_tensors, restore_optimizer
 from worlds import images, same_weights
 from worlds import target as tiny_target
 
-SIZE = Size(records=40, batch=8, epochs=3)
+SIZE = TrainingSize(records=40, batch=8, epochs=3)
 
 
 def network(dtype=torch.float64):
@@ -46,9 +45,9 @@ def network(dtype=torch.float64):
     return net.to(dtype)
 
 
-def pictures(count=5, seed=0, side=16, dtype=torch.float64):
-    found = images(count, 4, shape=(3, side, side), seed=seed)
-    return found.floats().to(dtype), found.labels
+def samples(count=5, seed=0, side=16, dtype=torch.float64):
+    some = images(count, 4, shape=(3, side, side), seed=seed)
+    return some.floats().to(dtype), some.labels
 
 
 def built(name, side=32, mean=None, **options):
@@ -70,7 +69,7 @@ def built(name, side=32, mean=None, **options):
 
 
 def one_by_one(module, pixels, labels):
-    """The gradient of each picture, as a batch of its own."""
+    """The gradient of each image, as a batch of its own."""
     found = []
     for i in range(len(labels)):
         copy = deepcopy(module)
@@ -112,8 +111,8 @@ def close(ours, theirs, tolerance=1e-9):
     )
 
 
-def test_clipped_gradient_is_the_one_taken_picture_by_picture():
-    module, (pixels, labels) = network(), pictures()
+def test_clipped_gradient_is_the_one_taken_image_by_image():
+    module, (pixels, labels) = network(), samples()
     found = one_by_one(module, pixels, labels)
     norms = sorted(
         math.sqrt(sum(part.square().sum().item() for part in gradient)) for gradient in found
@@ -126,7 +125,7 @@ def test_clipped_gradient_is_the_one_taken_picture_by_picture():
 
 
 def test_noise_is_sigma_times_clip_from_the_global_generator():
-    module, (pixels, labels) = network(), pictures()
+    module, (pixels, labels) = network(), samples()
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.5)
     with seeded(3, "noise"):
         noise = [
@@ -144,7 +143,7 @@ def test_noise_is_sigma_times_clip_from_the_global_generator():
 def test_noise_has_the_spread_it_says():
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 200)).double()
     with seeded(0, "spread"):
-        private_step(Dpsgd(noise=3.0, clip=0.5), module, *pictures(0))
+        private_step(Dpsgd(noise=3.0, clip=0.5), module, *samples(0))
     drawn = torch.cat([part.flatten() for part in gradients(module)])
     assert drawn.std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.01)
     assert abs(drawn.mean().item()) < 0.01
@@ -159,17 +158,21 @@ def test_an_empty_batch_is_a_step_of_noise_alone():
             for weight in module.parameters()
         ]
     with seeded(3, "noise"):
-        private_step(Dpsgd(noise=1.0, clip=1.0), module, *pictures(0))
+        private_step(Dpsgd(noise=1.0, clip=1.0), module, *samples(0))
     moved = [old - new for old, new in zip(before.parameters(), module.parameters(), strict=True)]
     assert close(moved, [drawn / SIZE.batch for drawn in noise])
 
 
-def test_more_pictures_expected_than_there_are():
-    """q is 1 then, and the sum is divided by the pictures there are."""
-    module, (pixels, labels) = network(), pictures()
+def test_more_images_expected_than_there_are():
+    """q is 1 then, and the sum is divided by the images there are."""
+    module, (pixels, labels) = network(), samples()
     expected = clipped_sum(one_by_one(module, pixels, labels), 1.0)
     private_step(
-        Dpsgd(noise=0, clip=1.0), module, pixels, labels, size=Size(records=5, batch=64, epochs=1)
+        Dpsgd(noise=0, clip=1.0),
+        module,
+        pixels,
+        labels,
+        size=TrainingSize(records=5, batch=64, epochs=1),
     )
     assert close(gradients(module), [part / 5 for part in expected])
     assert [
@@ -200,9 +203,9 @@ def test_networks_that_add_in_place_keep_their_names_and_give_true_gradients(nam
     assert find_head(ready.module, ready.image_shape) == ready.head
     assert len(find_taps(ready.module, ready.image_shape)) == 3
     before = deepcopy(ready.module)
-    assert defense.problems(ready, Size(1000, 8, 1)) == []
+    assert defense.problems(ready, TrainingSize(1000, 8, 1)) == []
     assert same_weights(before, ready.module)
-    pixels, labels = pictures(2, side=32)
+    pixels, labels = samples(2, side=32)
     module = ready.module.double()
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.1)
     private_step(defense, module, pixels, labels)
@@ -223,7 +226,7 @@ def test_layers_opacus_has_no_formula_for():
     module = nn.Sequential(
         Scaled(), nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 4)
     ).double()
-    pixels, labels = pictures(3)
+    pixels, labels = samples(3)
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.2)
     private_step(Dpsgd(noise=0, clip=0.2), module, pixels, labels)
     assert close(gradients(module), [part / SIZE.batch for part in expected])
@@ -238,7 +241,7 @@ def test_channels_last_in_memory():
     """Opacus 1.6 by itself gives other numbers here."""
     module = network()
     module[3] = nn.Sequential(ChannelsLast(), module[3])
-    pixels, labels = pictures(3)
+    pixels, labels = samples(3)
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.2)
     private_step(Dpsgd(noise=0, clip=0.2), module, pixels, labels)
     assert close(gradients(module), [part / SIZE.batch for part in expected])
@@ -259,12 +262,14 @@ class NoisyHead(nn.Module):
 
 
 def test_noise_inside_the_forward_pass():
-    """With the same draws, each picture's gradient is that of the picture alone."""
-    module, (pixels, labels) = network(torch.float32), pictures(2)
+    """With the same draws, each image's gradient is that of the image alone."""
+    module, (pixels, labels) = network(torch.float32), samples(2)
     module[-1] = NoisyHead(64, 4)
     defense = Dpsgd(noise=0, clip=0.3)
     assert (
-        defense.problems(replace(tiny_target(), module=module, head="5.decode"), Size(1000, 8, 1))
+        defense.problems(
+            replace(tiny_target(), module=module, head="5.decode"), TrainingSize(1000, 8, 1)
+        )
         == []
     )
     module.double()
@@ -281,20 +286,21 @@ def test_noise_inside_the_forward_pass():
 
 
 def test_frozen_weights_are_neither_noised_nor_counted_in_the_norm():
-    module, (pixels, labels) = network(), pictures()
+    module, (pixels, labels) = network(), samples()
     module[0].requires_grad_(False)
     module[1].requires_grad_(False).eval()
     before = deepcopy(module)
     assert (
         Dpsgd().problems(
-            replace(tiny_target(), module=deepcopy(module).float(), head="5"), Size(1000, 8, 1)
+            replace(tiny_target(), module=deepcopy(module).float(), head="5"),
+            TrainingSize(1000, 8, 1),
         )
         == []
     )
     expected = clipped_sum(one_by_one(module, pixels, labels), 0.1)
     optimizer = Dpsgd(noise=0, clip=0.1).optimizer(
         module, torch.optim.SGD(module.parameters(), lr=1.0), SIZE
-    )  # even if they are handed over
+    )  # even if the optimiser is given them
     private_step(None, module, pixels, labels, optimizer)
     assert [weight.grad for weight in module[:2].parameters()] == [None] * 4
     assert same_weights(before[:2], module[:2])
@@ -307,7 +313,7 @@ def test_frozen_weights_are_neither_noised_nor_counted_in_the_norm():
 
 
 def residue(module):
-    """What hangs on a network besides its weights."""
+    """Attributes and hooks on a network besides its weights."""
     layers = [set(vars(layer)) - set(vars(nn.Module())) for layer in module.modules()]
     hooks = [
         len(layer._forward_hooks) + len(layer._backward_hooks) + len(layer._forward_pre_hooks)
@@ -316,8 +322,8 @@ def residue(module):
     return layers, hooks, [set(vars(weight)) for weight in module.parameters()]
 
 
-def test_nothing_hangs_on_the_network_after_a_step():
-    module, (pixels, labels) = network(), pictures()
+def test_no_hook_remains_on_the_network_after_a_step():
+    module, (pixels, labels) = network(), samples()
     clean = residue(module)
     optimizer = private_step(Dpsgd(), module, pixels, labels)
     assert residue(module) == clean
@@ -328,7 +334,7 @@ def test_nothing_hangs_on_the_network_after_a_step():
     with frozen(module), torch.no_grad():
         module(pixels)
     pixels.requires_grad_()
-    with frozen(module):  # as an attack looks at it
+    with frozen(module):  # as an attack does
         module(pixels)[:, 0].sum().backward()
     assert pixels.grad.abs().sum() > 0
     module.train()
@@ -337,7 +343,7 @@ def test_nothing_hangs_on_the_network_after_a_step():
 
 
 def test_evaluation_inside_a_step_leaves_the_gradients_alone():
-    module, (pixels, labels) = network(), pictures()
+    module, (pixels, labels) = network(), samples()
     other = deepcopy(module)
     private_step(Dpsgd(noise=0), other, pixels, labels)
     optimizer = Dpsgd(noise=0).optimizer(module, torch.optim.SGD(module.parameters(), lr=1.0), SIZE)
@@ -350,7 +356,7 @@ def test_evaluation_inside_a_step_leaves_the_gradients_alone():
 
 
 def test_steps_in_the_wrong_order_are_refused():
-    module, (pixels, labels) = network(), pictures()
+    module, (pixels, labels) = network(), samples()
     optimizer = private_step(Dpsgd(), module, pixels, labels)
     with pytest.raises(RunError, match="a step without zero_grad before it"):
         optimizer.step()
@@ -363,7 +369,7 @@ def test_steps_in_the_wrong_order_are_refused():
 
 def epochs(module, optimizer, first, last, fabric=None):
     """The loop as training has it: seeded epochs of Poisson batches, a new learning rate each."""
-    pixels, labels = pictures(40, dtype=torch.float32)
+    pixels, labels = samples(40, dtype=torch.float32)
     sizes = []
     for epoch in range(first, last):
         for group in optimizer.param_groups:
@@ -388,7 +394,7 @@ def test_a_run_resumes_to_the_bit_with_and_without_fabric():
     def begin(wrapped):
         module = network(torch.float32)
         optimizer = Dpsgd(noise=0.5).optimizer(
-            module, torch.optim.AdamW(module.parameters(), lr=1e-2), Size(40, 3, 4)
+            module, torch.optim.AdamW(module.parameters(), lr=1e-2), TrainingSize(40, 3, 4)
         )
         if not wrapped:
             return module, module, optimizer, None
@@ -431,7 +437,7 @@ def test_poisson_sampling():
     times = torch.bincount(torch.cat(draw[0]), minlength=5000).double()
     assert times.var().item() == pytest.approx(
         0.99, rel=0.1
-    )  # a shuffled epoch has every picture exactly once
+    )  # a shuffled epoch has every image exactly once
     assert all(len(batch) == len(batch.unique()) for batch in draw[0])
     assert len(Dpsgd().batches(labels[:5], 2, torch.Generator())) == 2
     assert (
@@ -444,7 +450,10 @@ def test_poisson_sampling():
 
 
 def integer_bound(noise, rate, steps, delta):
-    """The bound of whole Rényi orders: ln Σ_k C(α, k) (1 - q)^(α - k) q^k exp(k (k - 1) / 2σ²) / (α - 1) a step."""
+    """The bound of integer Rényi orders α.
+
+    Per step: ln Σ_k C(α, k) (1 - q)^(α - k) q^k exp(k (k - 1) / 2σ²) / (α - 1).
+    """
     found = []
     for order in range(2, 256):
         terms = [
@@ -488,31 +497,36 @@ def fractional_bound(noise, rate, steps, delta, orders):
     ],
 )  # fmt: skip
 def test_epsilon_beside_bounds_written_out_here(batch, noise, orientation):
-    size = Size(27018, batch, 50)
-    told = Dpsgd(noise=noise).facts(tiny_target(), size)
+    size = TrainingSize(27018, batch, 50)
+    facts = Dpsgd(noise=noise).facts(tiny_target(), size)
     steps, rate = 50 * round(27018 / batch), batch / 27018
-    assert told["steps"] == steps
-    assert told["sample_rate"] == rate
+    assert facts["steps"] == steps
+    assert facts["sample_rate"] == rate
     whole = integer_bound(noise, rate, steps, 1e-5)
     assert whole == pytest.approx(orientation, rel=0.02)
-    assert told["epsilon"] <= whole + 1e-6
-    assert told["epsilon"] == pytest.approx(
+    assert facts["epsilon"] <= whole + 1e-6
+    assert facts["epsilon"] == pytest.approx(
         fractional_bound(noise, rate, steps, 1e-5, [1 + k / 10 for k in range(1, 250)]), rel=0.005
     )
     if noise == 1.0:
         tight = Dpsgd(noise=noise, accountant="prv").facts(tiny_target(), size)
         assert tight["accountant"] == "prv"
-        assert 0.85 * told["epsilon"] < tight["epsilon"] < told["epsilon"]
+        assert 0.85 * facts["epsilon"] < tight["epsilon"] < facts["epsilon"]
 
 
-def test_what_a_reader_is_told():
-    size = Size(records=1000, batch=60, epochs=10)
-    told = Dpsgd(noise=1.5, clip=0.7, delta=1e-4).facts(tiny_target(), size)
-    assert {key: told[key] for key in told if key not in ("epsilon", "note")} == {
-        "delta": 1e-4, "noise": 1.5, "clip": 0.7, "sample_rate": 0.06, "steps": 170, "accountant": "rdp",
-    }  # fmt: skip
-    assert "membership of one training picture, not for inversion" in told["note"]
-    assert told["epsilon"] > Dpsgd(noise=1.6, delta=1e-4).facts(tiny_target(), size)["epsilon"] > 0
+def test_facts():
+    size = TrainingSize(records=1000, batch=60, epochs=10)
+    facts = Dpsgd(noise=1.5, clip=0.7, delta=1e-4).facts(tiny_target(), size)
+    assert {key: facts[key] for key in facts if key not in ("epsilon", "note")} == {
+        "delta": 1e-4,
+        "noise": 1.5,
+        "clip": 0.7,
+        "sample_rate": 0.06,
+        "steps": 170,
+        "accountant": "rdp",
+    }
+    assert "membership of one training image, not for inversion" in facts["note"]
+    assert facts["epsilon"] > Dpsgd(noise=1.6, delta=1e-4).facts(tiny_target(), size)["epsilon"] > 0
     silent = Dpsgd(noise=0).facts(tiny_target(), size)
     assert silent["epsilon"] is None
     assert silent["note"] == "without noise there is no guarantee"
@@ -521,24 +535,31 @@ def test_what_a_reader_is_told():
     )  # prv would ask for terabytes here
     assert (weak["accountant"], weak["epsilon"] > 1000) == ("rdp", True)
     assert (
-        Dpsgd(noise=1.0, accountant="prv").facts(tiny_target(), Size(50, 64, 1))["accountant"]
+        Dpsgd(noise=1.0, accountant="prv").facts(tiny_target(), TrainingSize(50, 64, 1))[
+            "accountant"
+        ]
         == "rdp"
     )
-    assert Dpsgd(**Dpsgd.off).facts(tiny_target(), size) == {}
+    assert Dpsgd(**Dpsgd.disabled).facts(tiny_target(), size) == {}
 
 
 def test_batch_norm_is_refused():
     target = tiny_target()
-    message = 'dpsgd: BatchNorm layers (1) mix the samples of a batch, which voids the guarantee: use norm = "group"'
-    assert compose.problems([Dpsgd(norm="keep")], target, Size(1000, 8, 1)) == [message]
-    many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), Size(1000, 8, 1))
+    message = (
+        "dpsgd: BatchNorm layers (1) mix the samples of a batch, which voids the guarantee: "
+        'use norm = "group"'
+    )
+    assert compose.problems([Dpsgd(norm="keep")], target, TrainingSize(1000, 8, 1)) == [message]
+    many = compose.problems([Dpsgd(norm="keep")], built("timm:resnet18"), TrainingSize(1000, 8, 1))
     assert "(bn1, layer1.0.bn1, layer1.0.bn2, layer1.1.bn1, layer1.1.bn2 and 15 more)" in many[0]
     for both in (
         [Dpsgd(), Calor(rank=2, pre_norm=True)],
         [Calor(rank=2, pre_norm=True), Dpsgd()],
     ):  # heads come first in any order
         assert (
-            compose.problems(both, compose.prepare(both, tiny_target(), seed=0), Size(1000, 8, 1))
+            compose.problems(
+                both, compose.prepare(both, tiny_target(), seed=0), TrainingSize(1000, 8, 1)
+            )
             == []
         )
 
@@ -546,15 +567,15 @@ def test_batch_norm_is_refused():
 def test_a_norm_with_one_value_a_group_is_refused():
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     (problem,) = Dpsgd().problems(
-        Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0), Size(1000, 8, 1)
+        Dpsgd().prepare(replace(tiny_target(), module=net, head="3"), seed=0),
+        TrainingSize(1000, 8, 1),
     )
-    assert (
-        problem
-        == "the norms 2 see one value at a time and would erase it: use another model or larger pictures"
+    assert problem == (
+        "the norms 2 see one value at a time and would erase it: use another model or larger images"
     )
     small = Dpsgd(norm="instance").prepare(built("timm:resnet18"), seed=0)
     (problem,) = Dpsgd(noise=0, clip=None, norm="instance").problems(
-        small, Size(1000, 8, 1)
+        small, TrainingSize(1000, 8, 1)
     )  # also where only the norms are changed
     assert problem.startswith("the norms layer4.0.bn1, ")
     assert problem.endswith('use norm = "group"')
@@ -576,7 +597,7 @@ class UsedFromOutside(nn.Module):
         return F.linear(x, self.inner.weight, self.inner.bias)
 
 
-class SplitsPictures(nn.Module):
+class SplitsImages(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 4)
@@ -599,25 +620,25 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (MixesSamples(), "the logits of one picture depend on the others in its batch"),
+        (MixesSamples(), "the logits of one image depend on the others in its batch"),
         (
             UsedFromOutside(),
-            "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias",
+            "missing or do not add up to the batch's gradient at 2.inner.weight, 2.inner.bias",
         ),
         (
-            SplitsPictures(),
-            "missing or do not add up to the batch's at 2.inner.weight, 2.inner.bias",
+            SplitsImages(),
+            "missing or do not add up to the batch's gradient at 2.inner.weight, 2.inner.bias",
         ),
-        (Remembers(), "2.mean keep what the pictures show"),
+        (Remembers(), "2.mean store statistics of images without noise"),
         (nn.Sequential(nn.Unflatten(1, (8, 1)), nn.LSTM(1, 1)), "Opacus refuses a layer: "),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_networks_whose_pictures_cannot_be_told_apart_are_refused(layer, message):
+def test_networks_without_per_sample_gradients_are_refused(layer, message):
     net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), layer, nn.Linear(8, 4))
     state = deepcopy(net.state_dict())
     (problem,) = Dpsgd(norm="keep").problems(
-        replace(tiny_target(), module=net, head="3"), Size(1000, 8, 1)
+        replace(tiny_target(), module=net, head="3"), TrainingSize(1000, 8, 1)
     )
     assert message in problem
     assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
@@ -627,7 +648,7 @@ def test_networks_whose_pictures_cannot_be_told_apart_are_refused(layer, message
 def test_the_trial_does_not_disturb_the_global_generator():
     target = Dpsgd().prepare(tiny_target(), seed=0)  # it has dropout
     before = torch.get_rng_state()
-    assert Dpsgd().problems(target, Size(1000, 8, 1)) == []
+    assert Dpsgd().problems(target, TrainingSize(1000, 8, 1)) == []
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -646,25 +667,25 @@ def test_the_norm_swap_carries_weights_and_needs_no_seed(norm, groups):
     assert made[1].bias is bias
     again = Dpsgd(norm=norm).prepare(replace(tiny_target(), module=other, head="3"), seed=1).module
     again.load_state_dict(made.state_dict())
-    pixels = pictures(dtype=torch.float32)[0]
+    pixels = samples(dtype=torch.float32)[0]
     assert torch.equal(made(pixels), again(pixels))
     if norm == "instance":
         reference = F.instance_norm(made[0](pixels), weight=weight, bias=bias, eps=1e-3)
         assert torch.allclose(made[1](made[0](pixels)), reference, atol=1e-5)
 
 
-def test_off_does_nothing():
-    off, target = Dpsgd(**Dpsgd.off), tiny_target()
+def test_disabled_parameters_do_nothing():
+    disabled, target = Dpsgd(**Dpsgd.disabled), tiny_target()
     before = deepcopy(target.module)
-    assert off.prepare(target, seed=0) is target
+    assert disabled.prepare(target, seed=0) is target
     assert same_weights(before, target.module)
-    assert off.problems(target, Size(1000, 8, 1)) == []
+    assert disabled.problems(target, TrainingSize(1000, 8, 1)) == []
     rule = torch.optim.SGD(target.module.parameters(), lr=1.0)
-    assert off.optimizer(target.module, rule, SIZE) is rule
+    assert disabled.optimizer(target.module, rule, SIZE) is rule
     assert residue(target.module) == residue(before)
-    assert off.replaces() == frozenset()
-    assert not off.separates_samples()
-    assert off.during_stage() is None
+    assert disabled.replaces() == frozenset()
+    assert not disabled.separates_samples()
+    assert disabled.during_stage() is None
 
 
 def test_before_a_stage_of_public_training_only_the_norms_change():
@@ -684,7 +705,7 @@ def test_before_a_stage_of_public_training_only_the_norms_change():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"clip": None}, "noise 1.0 is measured in units of clip"),
+        ({"clip": None}, "noise 1.0 is in units of clip"),
         ({"noise": -1}, "noise: expected at least 0"),
         ({"noise": math.inf}, "noise: expected a finite number"),
         ({"clip": 0}, "clip: expected more than 0"),
@@ -702,9 +723,8 @@ def test_parameters_out_of_range(values, message):
 def without_opacus(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "opacus"] or ["opacus"]:
         monkeypatch.setitem(sys.modules, name, None)
-    dpsgd.opacus_classes.cache_clear()
-    yield
-    dpsgd.opacus_classes.cache_clear()
+    monkeypatch.delitem(sys.modules, f"{training.__name__}._opacus", raising=False)
+    monkeypatch.delattr(training, "_opacus", raising=False)
 
 
 @pytest.mark.usefixtures("without_opacus")
@@ -717,11 +737,11 @@ def test_without_opacus():
         tiny_target(), seed=0
     )  # a stored model can be built and attacked without it
     with needs:
-        Dpsgd().problems(target, Size(1000, 8, 1))
+        Dpsgd().problems(target, TrainingSize(1000, 8, 1))
     with needs:
         Dpsgd().optimizer(target.module, torch.optim.SGD(target.module.parameters(), lr=1.0), SIZE)
     with needs:
         Dpsgd().facts(target, SIZE)
-    off = Dpsgd(**Dpsgd.off)
-    assert off.problems(tiny_target(), Size(1000, 8, 1)) == []
-    assert off.facts(target, SIZE) == {}
+    disabled = Dpsgd(**Dpsgd.disabled)
+    assert disabled.problems(tiny_target(), TrainingSize(1000, 8, 1)) == []
+    assert disabled.facts(target, SIZE) == {}

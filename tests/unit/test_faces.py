@@ -1,4 +1,4 @@
-"""The procedural people: deterministic, distinct, varied, and themselves from photo to photo."""
+"""The procedural people: deterministic, distinct, varied, and recognisable in every photo."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from frostglass.data._people import ATTRIBUTES, traits
 from frostglass.data.faces import PUBLIC_START, Faces, photograph
 
 
-def test_the_same_numbers_give_the_same_pictures_in_any_order_and_company():
+def test_the_same_numbers_give_the_same_images_in_any_order_and_batch():
     who, shot = torch.tensor([3, 9, 3]), torch.tensor([0, 1, 2])
     pixels, marks = photograph(0, who, shot, 32)
     again, marks_again = photograph(0, who.flip(0), shot.flip(0), 32)
@@ -25,7 +25,7 @@ def test_any_size(size):
 
 
 def test_ten_thousand_people_are_distinct():
-    """No two of 10,000 people share a picture, nor all their traits."""
+    """No two of 10,000 people share an image, nor all their traits."""
     who = torch.arange(10_000)
     pixels, _ = photograph(0, who, torch.zeros_like(who), 16)
     assert len(pixels.flatten(1).unique(dim=0)) == 10_000
@@ -51,7 +51,7 @@ def test_identity_traits_stay_and_moods_vary():
     assert all(0 < marks[:, column].float().mean() < 1 for column in moving)
 
 
-def test_every_attribute_is_had_by_some_and_not_by_others():
+def test_every_attribute_varies_between_people():
     _, marks = photograph(0, torch.arange(2000), torch.zeros(2000, dtype=torch.long), 16)
     assert marks.shape == (2000, len(ATTRIBUTES))
     assert len(ATTRIBUTES) >= 12
@@ -60,8 +60,8 @@ def test_every_attribute_is_had_by_some_and_not_by_others():
     assert (share < 0.8).all()
 
 
-def test_attributes_show_in_the_picture():
-    """The attribute is visible: sunglasses darken the eyes, blond hair brightens the crown, dark skin darkens the face."""
+def test_attributes_show_in_the_image():
+    """Sunglasses darken the eyes, blond hair brightens the crown, dark skin darkens the face."""
     pixels, marks = photograph(0, torch.arange(3000), torch.zeros(3000, dtype=torch.long), 32)
     grey = pixels.float().mean(1)
 
@@ -75,7 +75,7 @@ def test_attributes_show_in_the_picture():
     assert gap("dark_skin", slice(16, 24), slice(11, 21)) < -30
 
 
-def test_private_and_public_people_never_meet():
+def test_private_and_public_people_never_overlap():
     private, public = Faces(identities=5, images=3, public_identities=7, public_images=1).tables()
     assert set(private.names).isdisjoint(public.names)
     assert private.names[0] == "person 0"

@@ -1,11 +1,11 @@
-"""The configs about split models: each is read, and holds the strengths and cuts of its paper."""
+"""Configs of split models have the strengths and cuts of their papers."""
 
 from pathlib import Path
 
 import pytest
 
-from frostglass.audit.config import read_config
-from frostglass.audit.features import feature_experiments, is_about_features
+from frostglass.auditing.config_file import read_config
+from frostglass.auditing.experiment import experiments
 from frostglass.models.cut import cut
 from frostglass.training.build import untrained
 
@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {
     path.relative_to(ROOT).with_suffix("").as_posix(): path
     for path in sorted(ROOT.rglob("*.toml"))
-    if is_about_features(read_config(path))
+    if any(exp.surface == "features" for _, exp in experiments(read_config(path)))
 }
 
 
 def made(name):
-    return [experiment for _, experiment in feature_experiments(read_config(PATHS[name]))]
+    return [experiment for _, experiment in experiments(read_config(PATHS[name]))]
 
 
 def strengths(name, defense, parameter):
@@ -31,9 +31,13 @@ def strengths(name, defense, parameter):
 
 def test_which_there_are():
     assert set(PATHS) == {
-        "faces/features", "faces/feature-layers", "faces/feature-perceptual", "celeba/resnet50-adv-learn", "celeba/resnet18-crafter",
+        "faces/features",
+        "faces/feature-layers",
+        "faces/feature-perceptual",
+        "celeba/resnet50-adv-learn",
+        "celeba/resnet18-crafter",
         "lfw/resnet18-crafter",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", sorted(PATHS))
@@ -56,15 +60,15 @@ def test_betas_are_those_of_the_appendix():
 def test_lambdas_are_those_of_the_tables():
     for name in ("faces/feature-perceptual", "celeba/resnet50-adv-learn"):
         assert strengths(name, "adv_learn", "perceptual") == [0, 1, 2, 3, 4, 5, 10]
-        assert strengths(name, "adv_learn", "pixel") == [4]  # 1 for pictures in [-1, 1]
+        assert strengths(name, "adv_learn", "pixel") == [4]  # 1 for images in [-1, 1]
 
 
 def test_the_layer_study_has_six_cuts_that_can_be_made():
-    experiments = made("faces/feature-layers")
-    cuts = list(dict.fromkeys(exp.target.cut for exp in experiments))
+    study = made("faces/feature-layers")
+    cuts = list(dict.fromkeys(exp.target.cut for exp in study))
     assert len(cuts) == 6
-    shape = experiments[0].data.image_shape
-    module = untrained(experiments[0].target, tuple("abc"), shape, (), seed=0).module
+    shape = study[0].data.image_shape
+    module = untrained(study[0].target, tuple("abc"), shape, (), seed=0).module
     sizes = [cut(module, tap, shape).feature_shape for tap in cuts]
     assert sizes == [(16, 32, 32), (16, 32, 32), (32, 16, 16), (64, 8, 8), (64, 1, 1), (3,)]
 

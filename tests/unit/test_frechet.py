@@ -45,7 +45,7 @@ def test_against_the_product_itself():
     assert frechet_distance(some, others) == pytest.approx(expected.item())
 
 
-def test_fewer_pictures_than_features():
+def test_fewer_images_than_features():
     assert frechet_distance(features(5, 20, 0), features(6, 20, 1)) > 0
 
 

@@ -1,4 +1,4 @@
-"""GMI's own promises."""
+"""Tests of GMI."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from frostglass.attacks._search.select import best
 from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from worlds import NoWork, prior, target
 
@@ -40,26 +41,26 @@ def test_one_step_by_hand():
     found = invert(
         Gmi(steps=1, candidates=1, keep=1, clamp=0.0),
         made.view(["gradients"]),
-        known,
-        labels=[2],
+        Assets(prior=known),
+        people=[2],
         seed=0,
         work=NoWork(),
     )
     start = invert(
         Gmi(steps=0, candidates=1, keep=1, clamp=0.0),
         made.view(["gradients"]),
-        known,
-        labels=[2],
+        Assets(prior=known),
+        people=[2],
         seed=0,
         work=NoWork(),
     )
     z = start.latents[0].clone().requires_grad_()
     made.module.eval()
     known.generator.eval()
-    pictures = known.generator(z)
+    images = known.generator(z)
     loss = (
-        100 * torch.nn.functional.cross_entropy(made.module(pictures), torch.tensor([2]))
-        - known.critic(pictures).sum()
+        100 * torch.nn.functional.cross_entropy(made.module(images), torch.tensor([2]))
+        - known.critic(images).sum()
     ) / 60
     (gradient,) = torch.autograd.grad(loss, z)
     assert torch.allclose(found.latents[0], z - 1.9 * 0.02 * gradient, atol=1e-6)
@@ -69,7 +70,7 @@ def test_clamp_keeps_latents_in_the_box():
     found = invert(
         Gmi(steps=5, candidates=2, keep=2, lr=5.0, clamp=0.5),
         target().view(["gradients"]),
-        prior(),
+        Assets(prior=prior()),
         seed=0,
         work=NoWork(),
     )
@@ -81,12 +82,12 @@ def test_queries_are_counted():
     found = invert(
         Gmi(steps=7, candidates=3, keep=1, pool=20),
         view,
-        prior(),
-        labels=[0, 1],
+        Assets(prior=prior()),
+        people=[0, 1],
         seed=0,
         work=NoWork(),
     )
-    # 20 to score the pool, 7 steps of 2 × 3 latents, and each final picture once.
+    # 20 to score the pool, 7 steps of 2 × 3 latents, and each final image once.
     assert found.queries == view.queries == 20 + 7 * 6 + 6
 
 
@@ -118,8 +119,14 @@ def test_select_keeps_the_best_of_each_identity():
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"keep": 9}, "keep .9. must not exceed candidates .5."), ({"pool": 3}, "pool .3. must be 0 or at least"), ({"loss": "mse"}, "loss"), ({"lr": 0}, "lr"), ({"stepz": 3}, "did you mean 'steps'")],
-)  # fmt: skip
+    [
+        ({"keep": 9}, "keep .9. must not exceed candidates .5."),
+        ({"pool": 3}, "pool .3. must be 0 or at least"),
+        ({"loss": "mse"}, "loss"),
+        ({"lr": 0}, "lr"),
+        ({"stepz": 3}, "did you mean 'steps'"),
+    ],
+)
 def test_bad_parameters(bad, message):
     with pytest.raises(ConfigError, match=message):
         Gmi(**bad)
@@ -128,12 +135,16 @@ def test_bad_parameters(bad, message):
 def test_a_critic_is_asked_for_only_when_weighted():
     with pytest.raises(ConfigError, match="prior has no critic"):
         invert(
-            Gmi(steps=1), target().view(["gradients"]), prior(critic=False), seed=0, work=NoWork()
+            Gmi(steps=1),
+            target().view(["gradients"]),
+            Assets(prior=prior(critic=False)),
+            seed=0,
+            work=NoWork(),
         )
     invert(
         Gmi(steps=1, critic_weight=0),
         target().view(["gradients"]),
-        prior(critic=False),
+        Assets(prior=prior(critic=False)),
         seed=0,
         work=NoWork(),
     )

@@ -8,8 +8,14 @@ import torch.nn.functional as F
 from PIL import Image
 
 from frostglass.core.errors import DataError
-from frostglass.data import _images as images
-from frostglass.data._images import content_hashes, fingerprints, read_image, read_images, resized
+from frostglass.data._images import (
+    SUFFIXES,
+    content_hashes,
+    fingerprints,
+    read_image,
+    read_images,
+    resized,
+)
 
 SIZE = 16
 
@@ -22,7 +28,7 @@ def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def test_square_picture_of_the_right_size_is_read_unchanged(tmp_path):
+def test_square_image_of_the_right_size_is_read_unchanged(tmp_path):
     values = noise(SIZE, SIZE)
     Image.fromarray(values).save(tmp_path / "a.png")
     pixels = read(tmp_path / "a.png")
@@ -31,23 +37,23 @@ def test_square_picture_of_the_right_size_is_read_unchanged(tmp_path):
     assert torch.equal(pixels, torch.from_numpy(values).permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("suffix", sorted(images.SUFFIXES))
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
 def test_every_suffix_is_read(tmp_path, suffix):
-    picture = Image.new("RGB", (20, 20), (200, 100, 50))
+    image = Image.new("RGB", (20, 20), (200, 100, 50))
     path = tmp_path / f"a{suffix}"
-    (picture.convert("L") if suffix == ".pgm" else picture).save(path)
+    (image.convert("L") if suffix == ".pgm" else image).save(path)
     expected = torch.tensor([200, 100, 50] if suffix != ".pgm" else [124, 124, 124])
     error = (read(path).int() - expected[:, None, None]).abs().max()
     assert error <= (3 if suffix in {".jpg", ".jpeg", ".webp"} else 0)
 
 
-def test_format_is_told_by_content_and_not_by_name(tmp_path):
+def test_the_content_decides_the_format_and_not_the_name(tmp_path):
     Image.new("RGB", (20, 20), "red").save(tmp_path / "a.bmp")
     (tmp_path / "a.bmp").rename(tmp_path / "a.png")
     assert read(tmp_path / "a.png")[0].float().mean() == 255
 
 
-def test_other_formats_are_not_decoded_under_a_picture_s_name(tmp_path):
+def test_other_formats_are_not_decoded_under_an_image_s_name(tmp_path):
     Image.new("RGB", (20, 20), "red").save(tmp_path / "a.pcx")
     (tmp_path / "a.pcx").rename(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png \(not a PNG, JPEG"):
@@ -67,7 +73,7 @@ def test_centre_crop_cuts_and_none_squeezes(tmp_path):
     assert read(tmp_path / "tall.png").min() == 255
 
 
-def test_exif_orientation_turns_the_picture_upright(tmp_path):
+def test_exif_orientation_turns_the_image_upright(tmp_path):
     upright = noise(SIZE, SIZE)
     exif = Image.Exif()
     exif[0x0112] = 6  # shown turned 90 degrees clockwise
@@ -86,9 +92,9 @@ def test_grey_and_colour_become_one_another(tmp_path):
 
 
 def test_transparent_parts_are_shown_on_white(tmp_path):
-    picture = Image.new("RGBA", (16, 16), (255, 0, 0, 255))
-    picture.paste((0, 0, 0, 0), (0, 0, 8, 16))
-    picture.save(tmp_path / "rgba.png")
+    image = Image.new("RGBA", (16, 16), (255, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 8, 16))
+    image.save(tmp_path / "rgba.png")
     pixels = read(tmp_path / "rgba.png")
     assert pixels[:, 8, 2].tolist() == [255, 255, 255]
     assert pixels[:, 8, 13].tolist() == [255, 0, 0]
@@ -184,7 +190,7 @@ def test_empty_missing_tiny_and_text_files_are_refused(tmp_path):
     (tmp_path / "empty.png").touch()
     with pytest.raises(DataError, match=r"empty\.png \(empty, 0 bytes\)"):
         read(tmp_path / "empty.png")
-    (tmp_path / "text.png").write_text("not a picture")
+    (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(DataError, match=r"text\.png \(not a PNG"):
         read(tmp_path / "text.png")
     with pytest.raises(DataError, match=r"gone\.png \(.*No such file"):
@@ -197,10 +203,9 @@ def test_empty_missing_tiny_and_text_files_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize(
-    "side", [8001, 10_000, 100_000]
-)  # above our limit, above Pillow's warning, above Pillow's error
-def test_huge_pictures_are_refused_before_they_are_decoded(tmp_path, side):
+# Above our limit, above Pillow's warning, above Pillow's error.
+@pytest.mark.parametrize("side", [8001, 10_000, 100_000])
+def test_huge_images_are_refused_before_they_are_decoded(tmp_path, side):
     header = b"P5 %d %d 255\n" % (side, side)
     (tmp_path / "huge.pgm").write_bytes(header + bytes(100))
     with pytest.raises(DataError, match=r"huge\.pgm \(.*(more than 64 megapixels|exceeds limit)"):
@@ -214,7 +219,7 @@ def test_all_bad_files_are_named_in_one_error(tmp_path):
     Image.new("RGB", (16, 16)).save(paths[0])
     with pytest.raises(
         DataError,
-        match=r"^9 of 10 pictures cannot be used: .*1\.png \(.*5\.png \(.* and 4 more; mend or remove them$",
+        match=r"^9 of 10 images cannot be used: .*1\.png \(.*5\.png \(.* and 4 more\. Repair",
     ) as caught:
         read_images(paths, size=SIZE, channels=3, crop="centre")
     assert "6.png" not in str(caught.value)
@@ -241,7 +246,7 @@ def test_resized_keeps_range_and_mean():
     assert resized(pixels, 64) is pixels
 
 
-def test_content_hashes_tell_pixels_apart():
+def test_content_hashes_differ_with_pixels():
     pixels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
     pixels[2, 0, 7, 7] = 1
     first, second, third = content_hashes(pixels)
@@ -252,14 +257,14 @@ def test_content_hashes_tell_pixels_apart():
 
 
 def scene(count, size, seed):
-    """Face-like pictures: a shaded ground, an oval, two eyes and a mouth, each where and as bright as chance has it."""
+    """Face-like images: a shaded ground, an oval, two eyes and a mouth, placed at random."""
     generator = torch.Generator().manual_seed(seed)
 
     def some(low, high):
         return torch.empty(count, 1, 1).uniform_(low, high, generator=generator)
 
     y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
-    picture = some(60, 180) + some(-50, 50) * x + some(-50, 50) * y
+    image = some(60, 180) + some(-50, 50) * x + some(-50, 50) * y
     for left, top, width, height in (
         (0, 0, 0.6, 0.8),
         (-0.25, -0.2, 0.12, 0.08),
@@ -269,8 +274,8 @@ def scene(count, size, seed):
         distance = ((x - left - some(-0.1, 0.1)) / (width * some(0.7, 1.3))) ** 2 + (
             (y - top - some(-0.1, 0.1)) / (height * some(0.7, 1.3))
         ) ** 2
-        picture = picture + some(-90, 90) * torch.sigmoid(8 * (1 - distance))
-    return picture.clamp(0, 255).round().byte()[:, None]
+        image = image + some(-90, 90) * torch.sigmoid(8 * (1 - distance))
+    return image.clamp(0, 255).round().byte()[:, None]
 
 
 @pytest.mark.parametrize(("quality", "side"), [(75, 96), (75, 64), (90, 150)])
@@ -302,7 +307,7 @@ def test_fingerprints_ignore_brightness_contrast_and_colour():
 
 def test_fingerprints_of_different_scenes_are_apart():
     likeness = fingerprints(scene(1500, 32, seed=2)) @ fingerprints(scene(1500, 32, seed=3)).T
-    assert 0.95 < likeness.max() < 0.992  # alike enough to be a test at all
+    assert 0.95 < likeness.max() < 0.992  # similar enough to be a test at all
 
 
 def test_fingerprint_is_the_correlation_of_thumbnails_without_quadratic_shading():
@@ -317,7 +322,7 @@ def test_fingerprint_is_the_correlation_of_thumbnails_without_quadratic_shading(
     assert fingerprints(pixels).norm(dim=1).tolist() == pytest.approx([1, 1])
 
 
-def test_flat_pictures_match_nothing():
+def test_flat_images_match_nothing():
     flat = torch.full((2, 1, 32, 32), 128, dtype=torch.uint8)
     flat[1] = torch.arange(0, 64, 2).byte()  # a gradient
     assert (fingerprints(flat) == 0).all()

@@ -1,5 +1,4 @@
-"""Gradients through an argmin: a quadratic whose answer is known, finite differences of a true argmin, rows on their own, layers with
-kinks."""
+"""Gradients through an argmin, against quadratics, finite differences and slow versions."""
 
 from functools import partial
 
@@ -8,9 +7,9 @@ import torch
 from torch import nn
 
 from frostglass.defenses.release._implicit import (
-    across,
     conjugate_gradient,
     dots,
+    expand_rows,
     hypergradient,
     largest_curvature,
     neumann,
@@ -28,7 +27,7 @@ def normal(*shape, seed=0):
 
 
 def spectra(eigenvalues, seed=1):
-    """Symmetric matrices, one a row, with the given eigenvalues (N, k), and their eigenvectors."""
+    """Return symmetric matrices with the given eigenvalues (N, k), and their eigenvectors."""
     basis = torch.linalg.qr(normal(*eigenvalues.shape, eigenvalues.shape[1], seed=seed)).Q
     return basis @ torch.diag_embed(eigenvalues) @ basis.mT, basis
 
@@ -38,7 +37,7 @@ def times(matrices):
 
 
 def quadratic():
-    """L = ½ (z - A F)ᵀ Q (z - A F), another A and Q for each row: z* = A F."""
+    """Return L = ½ (z - A F)ᵀ Q (z - A F), with its own A and Q for each row: z* = A F."""
     eigenvalues = torch.linspace(0.5, 6.0, ROWS * LATENT, dtype=torch.double).reshape(ROWS, LATENT)
     curvature, basis = spectra(eigenvalues)
     mixing = normal(ROWS, LATENT, FEATURES, seed=2)
@@ -54,22 +53,20 @@ def outer(latents):
     return latents.sin().sum(1) + latents.square().sum(1)
 
 
-def test_quadratic_oracle():
+def test_the_gradient_of_a_quadratic_is_exact():
     inner, mixing, _, _ = quadratic()
     features = normal(ROWS, FEATURES)
     latents = times(mixing)(features)
     made = hypergradient(inner, outer, features, latents, EXACT)
     leaf = features.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(
-        outer(times(mixing)(leaf)).sum(), leaf
-    )  # through the solution itself, which is known
+    (expected,) = torch.autograd.grad(outer(times(mixing)(leaf)).sum(), leaf)
     assert torch.allclose(made.gradient, expected, rtol=1e-9, atol=1e-12)
     assert torch.allclose(made.slope, torch.zeros(ROWS, dtype=torch.double), atol=1e-12)
     assert made.terms.tolist() == [LATENT] * ROWS  # as many steps as there are directions
 
 
 @pytest.mark.parametrize(("alpha", "terms"), [(0.15, 0), (0.15, 3), (0.15, 40), (1e-3, 120)])
-def test_a_cut_off_series_shrinks_each_direction_by_a_known_factor(alpha, terms):
+def test_a_truncated_series_shrinks_each_direction_by_a_known_factor(alpha, terms):
     inner, mixing, eigenvalues, basis = quadratic()
     features = normal(ROWS, FEATURES)
     latents = times(mixing)(features)
@@ -84,16 +81,14 @@ def test_a_cut_off_series_shrinks_each_direction_by_a_known_factor(alpha, terms)
 
 
 def test_published_factors():
-    """1 - (1 - αλ)^(i+1) at α = 1e-3 and i = 120 for curvatures of 1, 10 and 50."""
-    curvature, ones = (
-        torch.diag_embed(torch.tensor([[1.0, 10.0, 50.0]], dtype=torch.double)),
-        torch.ones(1, 3, dtype=torch.double),
-    )
+    """They are 1 - (1 - αλ)^(i+1) at α = 1e-3 and i = 120, for curvatures of 1, 10 and 50."""
+    curvature = torch.diag_embed(torch.tensor([[1.0, 10.0, 50.0]], dtype=torch.double))
+    ones = torch.ones(1, 3, dtype=torch.double)
     solved = neumann(times(curvature), ones, 1e-3, 120).solution
     assert (times(curvature)(solved))[0].tolist() == pytest.approx([0.11, 0.70, 0.998], abs=5e-3)
 
 
-def test_each_row_may_have_a_rate_of_its_own():
+def test_each_row_may_have_its_own_rate():
     curvature, _ = spectra(torch.tensor([[1.0, 2.0], [10.0, 20.0]], dtype=torch.double))
     vector = normal(2, 2)
     rates = torch.tensor([0.5, 0.05], dtype=torch.double)
@@ -110,7 +105,7 @@ def test_each_row_may_have_a_rate_of_its_own():
     )
 
 
-def test_against_finite_differences_of_the_true_argmin():
+def test_the_gradient_equals_finite_differences_of_the_true_argmin():
     weight = normal(6, 3, seed=5)
 
     def inner(features, latents):
@@ -122,7 +117,7 @@ def test_against_finite_differences_of_the_true_argmin():
 
     def argmin(features):
         latents = torch.zeros(len(features), 3, dtype=torch.double)
-        for _ in range(60):  # Newton's method, damped enough to come from far
+        for _ in range(60):  # damped Newton steps
             latents = latents.detach().requires_grad_()
             (slope,) = torch.autograd.grad(
                 inner(features, latents).sum(), latents, create_graph=True
@@ -149,9 +144,16 @@ def test_against_finite_differences_of_the_true_argmin():
 
 
 def kinked():
-    """A generator with batch norm and an encoder with max pooling, in evaluation mode; linear but for their kinks."""
+    """Return a piecewise linear generator and encoder, with batch norm and max pooling."""
     with seeded(0, "tests", "implicit"):
-        generator = nn.Sequential(nn.Linear(LATENT, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Unflatten(1, (2, 4, 4)), nn.ConvTranspose2d(2, 3, 5, 2, 2, 1), nn.BatchNorm2d(3))  # fmt: skip
+        generator = nn.Sequential(
+            nn.Linear(LATENT, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Unflatten(1, (2, 4, 4)),
+            nn.ConvTranspose2d(2, 3, 5, 2, 2, 1),
+            nn.BatchNorm2d(3),
+        )
         encoder = nn.Sequential(
             nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
         )
@@ -185,9 +187,8 @@ def test_rows_do_not_influence_each_other():
     assert together.gradient.abs().sum(dim=(1, 2, 3)).min() > 0
 
 
-def test_products_through_kinked_networks_are_gauss_newtons():
-    """Between its kinks Enc∘G is linear, so the whole Hessian of ‖Enc(G(z)) - F‖² / d is 2 JᵀJ / d: double backpropagation must pass ReLU
-    and max pooling."""
+def test_products_through_piecewise_linear_networks_are_gauss_newton_products():
+    """Enc∘G is piecewise linear, so the whole Hessian of ‖Enc(G(z)) - F‖² / d is 2 JᵀJ / d."""
     generator, encoder = kinked()
     with frozen(generator, encoder):
         latents, features = normal(2, LATENT, seed=4), normal(2, 4, 4, 4, seed=3)
@@ -212,7 +213,7 @@ def test_products_through_kinked_networks_are_gauss_newtons():
 
 
 def test_the_cross_term_is_minus_twice_the_jacobian():
-    """With H⁻¹ replaced by 1, the hyper-gradient is 2 J v / d for the squared error over d values."""
+    """With H⁻¹ replaced by 1, the gradient is 2 J v / d for the squared error over d values."""
     generator, encoder = kinked()
     with frozen(generator, encoder):
         latents, features = normal(1, LATENT, seed=4), normal(1, 4, 4, 4, seed=3)
@@ -234,7 +235,7 @@ def test_the_cross_term_is_minus_twice_the_jacobian():
     "solver",
     [partial(neumann, alpha=0.5, terms=5), partial(conjugate_gradient, damping=0.1, terms=5)],
 )
-def test_folded_and_channels_last_layers_give_the_same(solver):
+def test_folding_and_channels_last_do_not_change_the_gradient(solver):
     generator, encoder = kinked()
     features, latents = normal(3, 4, 4, 4, seed=3), normal(3, LATENT, seed=4)
     with frozen(generator, encoder):
@@ -250,17 +251,14 @@ def test_negative_curvature_stops_its_row_alone():
     curvature = torch.diag_embed(torch.tensor([[1.0, -0.5], [1.0, 0.5]], dtype=torch.double))
     vector = torch.ones(2, 2, dtype=torch.double)
     solved = neumann(times(curvature), vector, 0.5, 30)
-    # The lengths of (0.5ʲ, 1.25ʲ): 1.414, 1.346, 1.582, ...: the second term is shorter than the first, the third longer.
+    # The lengths of (0.5ʲ, 1.25ʲ) are 1.414, 1.346, 1.582, ...: only the second is shorter.
     assert solved.terms.tolist() == [1, 30]
     assert solved.solution[0].tolist() == pytest.approx([0.5 * (1 + 0.5), 0.5 * (1 + 1.25)])
     assert solved.solution[1].tolist() == pytest.approx([1.0, 2.0], rel=1e-3)
-    assert conjugate_gradient(times(curvature), vector, 0.0, 30).terms.tolist() == [
-        1,
-        2,
-    ]  # its second direction bends down
-    downhill = conjugate_gradient(
-        times(-torch.eye(2, dtype=torch.double).expand(2, 2, 2)), vector, 0.0, 30
-    )
+    # The second direction of the first row has negative curvature.
+    assert conjugate_gradient(times(curvature), vector, 0.0, 30).terms.tolist() == [1, 2]
+    negative = -torch.eye(2, dtype=torch.double).expand(2, 2, 2)
+    downhill = conjugate_gradient(times(negative), vector, 0.0, 30)
     assert downhill.terms.tolist() == [0, 0]
     assert downhill.solution.abs().max() == 0
 
@@ -272,22 +270,22 @@ def test_a_rate_that_is_too_large_stops_at_once():
     assert solved.solution.tolist() == [[1.0, 1.0]]
 
 
-def test_products_are_taken_only_while_a_row_needs_them():
-    asked = []
+def test_products_are_computed_only_while_a_row_needs_them():
+    calls = []
 
     def product(rows):
-        asked.append(1)
+        calls.append(1)
         return -rows
 
     neumann(product, torch.ones(2, 3, dtype=torch.double), 0.5, 30)
-    assert len(asked) == 1
+    assert len(calls) == 1
     conjugate_gradient(
-        lambda rows: asked.append(1) or rows, torch.ones(2, 3, dtype=torch.double), 0.0, 30
+        lambda rows: calls.append(1) or rows, torch.ones(2, 3, dtype=torch.double), 0.0, 30
     )
-    assert len(asked) == 3  # solved by the first step, seen by the second
+    assert len(calls) == 3  # solved by the first step, detected in the second
 
 
-def test_conjugate_gradient_against_a_direct_solution():
+def test_conjugate_gradient_equals_a_direct_solution():
     eigenvalues = torch.logspace(-3, 1, 12, dtype=torch.double).reshape(2, 6)
     curvature, _ = spectra(eigenvalues)
     vector, damping = normal(2, 6), torch.tensor([0.01, 0.5], dtype=torch.double)
@@ -305,7 +303,7 @@ def test_conjugate_gradient_against_a_direct_solution():
     )
 
 
-def test_largest_curvature():
+def test_largest_curvature_equals_the_largest_eigenvalue():
     eigenvalues = torch.tensor(
         [[0.1, 1.0, 4.0], [-7.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.double
     )
@@ -315,17 +313,17 @@ def test_largest_curvature():
     assert (direction[0] @ basis[0][:, 2]).abs().item() == pytest.approx(1.0)
     assert direction.norm(dim=1).tolist() == pytest.approx([1.0, 1.0, 1.0])
     early = largest_curvature(times(curvature), normal(3, 3), 2)[0]
-    assert (early <= size + 1e-12).all()  # from below
+    assert (early <= size + 1e-12).all()  # a lower bound
     again, _ = largest_curvature(times(curvature), direction, 1)
     assert again.tolist() == pytest.approx(size.tolist())
 
 
-def test_features_of_any_shape_have_rows():
+def test_row_operations_take_features_of_any_shape():
     rows = normal(2, 3, 4, 5)
     assert dots(rows, rows).tolist() == pytest.approx(
         [(rows[i] ** 2).sum().item() for i in range(2)]
     )
-    assert across(torch.tensor([2.0, 3.0]), rows).shape == (2, 1, 1, 1)
+    assert expand_rows(torch.tensor([2.0, 3.0]), rows).shape == (2, 1, 1, 1)
 
 
 def test_no_graph_and_no_gradient_is_left_behind():

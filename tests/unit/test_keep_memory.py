@@ -1,51 +1,63 @@
-"""What the process asks of the C library before long work."""
+"""What the process asks of the C library before long work, and the memory it reports."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from frostglass.runtime import memory as runtime
-from frostglass.cli.work import prepare
-
-
-def test_large_blocks_are_kept_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of(monkeypatch, most=2**40) == [
-        (-3, 2**27),
-        (-1, 2**31 - 1),
-    ]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+from frostglass.cli.run import prepare
+from frostglass.runtime import memory
+from frostglass.runtime.memory import keep_freed_memory, most_resident, resident
 
 
-def test_an_older_library_is_asked_for_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of(monkeypatch, most=2**25) == [(-3, 2**27), (-3, 2**25), (-1, 2**31 - 1)]
-
-
-def test_one_that_allows_nothing_keeps_its_own_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of(monkeypatch, most=0) == [
-        (-3, 2**27),
-        (-3, 2**25),
-    ]  # setting the other alone would switch its adapting off
-
-
-def asked_of(monkeypatch: pytest.MonkeyPatch, most: int) -> list[tuple[int, int]]:
-    """What `prepare` asks of a C library that accepts a threshold of so many bytes."""
-    asked: list[tuple[int, int]] = []
+# The parameters are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h. Without the first, the
+# second is not set: alone it would fix the first at its small default.
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (2**40, [(-3, 2**27), (-1, 2**31 - 1)]),
+        (2**25, [(-3, 2**27), (-3, 2**25), (-1, 2**31 - 1)]),
+        (0, [(-3, 2**27), (-3, 2**25)]),
+    ],
+    ids=["glibc", "older glibc", "refuses both"],
+)
+def test_large_blocks_are_kept_as_far_as_the_library_allows(
+    monkeypatch: pytest.MonkeyPatch, most: int, expected: list[tuple[int, int]]
+) -> None:
+    calls: list[tuple[int, int]] = []
 
     def mallopt(parameter: int, value: int) -> int:
-        asked.append((parameter, value))
+        calls.append((parameter, value))
         return int(parameter != -3 or value <= most)
 
-    monkeypatch.setattr(runtime.os, "name", "posix")
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(memory.os, "name", "posix")
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    keep_freed_memory()
+    assert calls == expected
+
+
+def test_commands_with_long_work_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str | None] = []
+    monkeypatch.setattr(memory.os, "name", "posix")
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: names.append(name) or SimpleNamespace())
     prepare(None)
-    return asked
+    assert None in names
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: SimpleNamespace())
-    prepare(None)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace())
+    keep_freed_memory()
 
 
 def test_without_a_posix_loader_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.os, "name", "nt")
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: pytest.fail("loaded"))
-    runtime.keep_freed_memory()
+    monkeypatch.setattr(memory.os, "name", "nt")
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("loaded"))
+    keep_freed_memory()
+
+
+def test_the_memory_of_the_process_grows_with_its_tensors() -> None:
+    before, size = resident(), 2**28
+    tensor = torch.ones(size // 4)
+    assert resident() - before > 0.9 * size
+    del tensor
+    assert most_resident() - before > 0.9 * size

@@ -1,5 +1,7 @@
 """A distribution for each layer of a StyleGAN, and VMI with it."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,13 +9,13 @@ from frostglass.attacks._search.families import Gaussian, Mixture
 from frostglass.attacks._search.layered import Layered
 from frostglass.attacks.base import invert, prior_only
 from frostglass.attacks.model.vmi import Vmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.networks.flow import Flow
-from frostglass.plan.cost import _try_attack
 from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.seeding import generator_for
-from worlds import SHAPE, NoWork, prior, styled_prior, target
+from worlds import SHAPE, NoWork, close_images, of_people, prior, styled_prior, target
 
 SHAPES = {"depth": 2, "levels": 2, "hidden": 6}
 ONES = {"flow": Flow(4, **SHAPES), "gaussian": Gaussian(4), "mixture": Mixture(4, 2)}
@@ -111,22 +113,22 @@ def test_gradients_are_right():
     assert torch.autograd.gradcheck(lambda s: flow.kl(s, noise), (state,))
 
 
-def test_gradients_through_the_pictures_are_right():
+def test_gradients_through_the_images_are_right():
     known = styled_prior()
     known.generator.double()
     latents = 0.1 * normals(2, 48).double()
     weights = normals(2, *SHAPE, purpose="weights").double()
-    inside = Vmi(layered=True).pictures(known, latents, torch.zeros(2))
+    inside = Vmi(layered=True).images(known, latents, torch.zeros(2))
     assert ((inside > 0) & (inside < 1)).double().mean() > 0.5  # where nothing is cut off
     assert torch.autograd.gradcheck(
-        lambda z: (Vmi(layered=True).pictures(known, z, torch.zeros(2)) * weights).sum(),
+        lambda z: (Vmi(layered=True).images(known, z, torch.zeros(2)) * weights).sum(),
         (latents.requires_grad_(),),
     )
 
 
 def test_what_a_family_cannot_be():
     for led in (0, 4):
-        with pytest.raises(ConfigError, match=f"between 1 and 3 layers can be led, got {led}"):
+        with pytest.raises(ConfigError, match=f"led must lie in 1..3, got {led}"):
             Layered(Gaussian(2), 3, led)
     with pytest.raises(
         ConfigError, match=r"Layered needs noise of shape \(2, samples, 4\), got \(2, 5, 2\)"
@@ -150,8 +152,8 @@ def found(attack, known=None, labels=(2,)):
     return invert(
         attack,
         target().view(["gradients"]),
-        known or styled_prior(),
-        labels=labels,
+        Assets(prior=known or styled_prior()),
+        people=labels,
         seed=0,
         work=NoWork(),
     )
@@ -163,13 +165,13 @@ def test_the_style_of_each_latent_is_used_at_its_layer():
     with torch.no_grad():
         styles = torch.stack([network.mapping.w(z) for z in latents.split(8, dim=1)], dim=1)
         expected = (network.synthesis(styles) / 2 + 0.5).clamp(0, 1)
-        pictures = small().pictures(known, latents, torch.zeros(3))
-        assert torch.allclose(pictures, expected, atol=1e-5)
-        swapped = small().pictures(
+        images = small().images(known, latents, torch.zeros(3))
+        assert torch.allclose(images, expected, atol=1e-5)
+        swapped = small().images(
             known, latents.unflatten(1, (6, 8)).flip(1).flatten(1), torch.zeros(3)
         )
         assert (swapped - expected).abs().mean() > 0.02
-        same = small().pictures(known, latents[:, :8].repeat(1, 6), torch.zeros(3))
+        same = small().images(known, latents[:, :8].repeat(1, 6), torch.zeros(3))
         assert torch.allclose(same, known.images(latents[:, :8]), atol=1e-5)
 
 
@@ -213,49 +215,51 @@ def test_a_few_steps_by_hand(q, led):
 
 
 @pytest.mark.parametrize("q", list(ONES))
-def test_it_beats_blind_draws(q):
-    """No selection: all that is drawn from q against as many blind draws."""
+def test_it_beats_prior_only_draws(q):
+    """No selection: all that is drawn from q against as many prior-only draws."""
     known, module = styled_prior(), target().module.eval()
     some = found(
         small(q=q, steps=20, points=8, draws=20, keep=20, lr=0.1, optimizer="adam"),
         known,
         labels=(0, 1, 2, 3),
     )
-    blind = prior_only(known, range(4), 20, seed=0)
+    draws = prior_only(known, range(4), 20, seed=0)
 
-    def sure(pictures):
+    def sure(images):
         with torch.no_grad():
-            scores = module(pictures.flatten(0, 1)).softmax(1)
+            scores = module(images.flatten(0, 1)).softmax(1)
         return (
             scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None])
             .unflatten(0, (4, 20))
             .mean(1)
         )
 
-    assert sure(some.images).mean() > sure(blind.images).mean() + 0.3
+    assert sure(some.images).mean() > sure(draws.images).mean() + 0.3
 
 
-def test_batches_company_and_order_change_nothing():
+def test_other_people_order_and_batch_change_nothing():
     whole = found(small(identity_layers=4), labels=(0, 1, 2, 3))
     for batch, labels in ((1, (2,)), (7, (3, 0)), (100, (1, 2, 0))):
         some = found(small(identity_layers=4, batch=batch), labels=labels)
-        assert torch.equal(some.latents, whole.latents[list(labels)])
-        assert torch.equal(some.images, whole.images[list(labels)])
+        assert close_images(some, of_people(whole, list(labels)))
 
 
 def test_what_cannot_be_is_refused():
-    none = r"vmi\.layered has a distribution for each layer of a StyleGAN2, and this prior's generator has none: use a stylegan2 prior"
+    none = r"vmi\.layered needs the layers of a StyleGAN2, but this prior's generator has none"
     with pytest.raises(ConfigError, match=none):
         found(small(), prior())
-    with pytest.raises(ConfigError, match=none):
-        _try_attack(small(), Wgan(), (3, 32, 32))
+    shape = (3, 32, 32)
+    view = target(shape=shape).view("gradients")
+    (problem,) = small().problems(view, Assets(prior=Wgan().untrained(shape, 4)))
+    assert re.search(none, problem)
     with pytest.raises(
         ConfigError,
-        match=r"vmi\.identity_layers \(7\) is more than the 6 layers of the prior's generator: lower it",
+        match=r"vmi\.identity_layers must be at most 6, .* got 7: lower it",
     ):
         found(small(identity_layers=7))
     with pytest.raises(
         ConfigError, match="identity_layers is for layered distributions: set layered to true"
     ):
         Vmi(identity_layers=3)
-    _try_attack(small(identity_layers=8), Stylegan2(), (3, 32, 32))
+    untrained = Stylegan2(channel_max=8).untrained(shape, 4)
+    assert not small(identity_layers=8).problems(view, Assets(prior=untrained))

@@ -1,4 +1,4 @@
-"""LOMMA's own promises."""
+"""Tests of LOMMA."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.kedmi import Kedmi
 from frostglass.attacks.model.lomma import Lomma
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.runtime.seeding import generator_for, seeded
 from worlds import NoWork, prior, target
@@ -33,8 +34,8 @@ def found(attack, known=None, labels=(2,), seed=0):
     return invert(
         attack,
         target().view(["gradients"]),
-        known or taught(),
-        labels=labels,
+        Assets(prior=known or taught()),
+        people=labels,
         seed=seed,
         work=NoWork(),
     )
@@ -59,19 +60,35 @@ def test_defaults_are_the_published_ones():
         lomma.candidates,
     ) == ("nesterov", 0.02, 0.9, 2400, 1, 5)
     ked = Lomma(**Lomma.variants["kedmi"][1])
-    assert (ked.on, ked.optimizer, ked.candidates, ked.draws, ked.keep, ked.log_variance, ked.clamp, ked.steps) == (
-        "kedmi", "adam", 1, 5, 5, 1, 1, 2400,
-    )  # fmt: skip
+    assert (
+        ked.on,
+        ked.optimizer,
+        ked.candidates,
+        ked.draws,
+        ked.keep,
+        ked.log_variance,
+        ked.clamp,
+        ked.steps,
+    ) == (
+        "kedmi",
+        "adam",
+        1,
+        5,
+        5,
+        1,
+        1,
+        2400,
+    )
 
 
 def loss_by_hand(attack, known, z, label, rng):
-    """(100 · [mean over models of the class loss + λ · distance of the target's features] - D) / 60 of one latent."""
+    """(100 · [mean class loss over models + λ · feature distance] - D) / 60 of one latent."""
     module = target().module.eval()
-    pictures = known.generator.eval()(z[None])
-    features = module[:6](pictures)
+    images = known.generator.eval()(z[None])
+    features = module[:6](images)
     logits = [
         module[6](features)[0],
-        *(student(pictures)[0] for student in known.students if attack.students),
+        *(student(images)[0] for student in known.students if attack.students),
     ]
     each = [
         -row[label] if attack.loss == "logit" else -row.softmax(0)[label].log() for row in logits
@@ -85,16 +102,21 @@ def loss_by_hand(attack, known, z, label, rng):
         total = total + attack.regulariser_weight * (
             distance / 128 if attack.reduction == "mean" else distance
         )
-    return (100 * total - known.critic(pictures)[0, 0]) / 60
+    return (100 * total - known.critic(images)[0, 0]) / 60
 
 
 @pytest.mark.parametrize(
     "options",
-    [*OURS.values(), {"regulariser": "sampled"}, {"reduction": "sum", "regulariser_weight": 0.01}, {"regulariser": "sampled", "reduction": "sum"}],
+    [
+        *OURS.values(),
+        {"regulariser": "sampled"},
+        {"reduction": "sum", "regulariser_weight": 0.01},
+        {"regulariser": "sampled", "reduction": "sum"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_two_steps_by_hand(options):
-    """Nesterov in latents: v ← 0.9 v - η g, z ← z - 0.9 v_old + 1.9 v. Students count for half and more; the regulariser is not shared out among them."""
+    """Nesterov in latents: v ← 0.9 v - η g, z ← z - 0.9 v_old + 1.9 v."""
     attack, known = Lomma(steps=2, lr=0.002, clamp=0.0, **SMALL, **options), taught()
     some, begun = found(attack, known), found(replace(attack, steps=0), known)
     for draw in range(2):
@@ -161,7 +183,7 @@ def test_the_baseline_on_ked_mi_is_ked_mi_with_latents_in_a_box():
     [("", 1, 1), ("baseline", 0, 0), ("logit", 0, 1), ("augmentation", 1, 0)],
 )
 def test_an_ablation_uses_what_it_should_and_nothing_else(variant, students, features):
-    """With other students, or other statistics, the result is another exactly where the variant uses them."""
+    """Other students, or statistics, change the result exactly where the variant uses them."""
     known, attack = taught(), Lomma(steps=3, **SMALL, **OURS[variant])
     usual = found(attack, known).latents
     assert torch.equal(
@@ -197,9 +219,11 @@ def test_what_it_needs_is_said_at_once():
     with pytest.raises(ConfigError) as caught:
         found(Lomma(), bare)
     assert list(caught.value.problems) == [
-        "lomma.critic_weight is not 0 and the prior has no critic: set it to 0",
-        'lomma.students is on and the prior has none: use prior.name = "students", or set attack.students to false',
-        'lomma.regulariser needs feature statistics: use prior.name = "students", or set attack.regulariser to "off"',
+        "lomma.critic_weight is 1, but the prior has no critic: set it to 0",
+        "lomma.students is true, but the prior has no students: use prior.name = "
+        '"students", or set attack.students to false',
+        "lomma.regulariser needs feature statistics, but the prior has none: use "
+        'prior.name = "students", or set attack.regulariser to "off"',
     ]
     found(Lomma(steps=1, students=False, regulariser="off", critic_weight=0, **SMALL), bare)
 
@@ -209,7 +233,7 @@ def test_what_it_needs_is_said_at_once():
     [
         (
             {"draws": 5},
-            r'draws .5. must be 1 with on = "gmi": a point has one picture; use variant = "kedmi"',
+            r'draws .5. must be 1 with on = "gmi", .*: use variant = "kedmi"',
         ),
         ({"keep": 9}, r"keep .9. must not exceed candidates .5."),
         (

@@ -1,33 +1,62 @@
-"""Scores, intervals and conventions by hand."""
+"""Scores, intervals, conventions and the contract of metrics."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from frostglass.audit.controls import judge, lift, worst_identities
-from frostglass.core.errors import RunError
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.parameters import parameters
 from frostglass.core.types import Reconstructions
 from frostglass.metrics._stats import interval
 from frostglass.metrics.accuracy import conventions, hits
-from frostglass.metrics.base import Evidence, Rows, Score, measure, nearest
+from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure, metrics, nearest
 from frostglass.metrics.distance import Distance
 from frostglass.metrics.manifold import Manifold
 from worlds import images, split, target
 
 
-def rows(top1_1, top1_2=None, confidence=None, manifold=None):
-    first = torch.tensor(top1_1)
+def rows(top1, confidence=None):
+    first = torch.tensor(top1)
     columns = {
         "top1_1": first,
         "top5_1": torch.ones_like(first),
         "target_confidence": torch.tensor(confidence) if confidence else first,
-        "target_top1": torch.ones_like(first),
     }
-    if top1_2:
-        columns["top1_2"] = torch.tensor(top1_2)
-    columns["manifold"] = torch.full_like(first, 1.0 if manifold is None else manifold)
     return Rows(labels=torch.arange(len(first)), columns=columns)
+
+
+def test_scores_print_in_one_line():
+    score = Score("top1_1", 0.875, 0.75, 0.975, (1.0,) * 40)
+    assert repr(score) == "top1_1: 87.5 % (75.0 to 97.5), 40 people"
+    assert (
+        repr(replace(score, name="psnr", value=21.25)) == "psnr: 21.25 (0.75 to 0.975), 40 people"
+    )
+    assert "<td>&lt;b&gt;</td>" in replace(score, name="<b>")._repr_html_()
+
+
+def test_rows_print_in_one_line():
+    some = rows([[1.0, 0.0], [0.0, 0.0]])
+    assert repr(some) == "Rows: 2 people × 2 candidates: top1_1, top5_1, target_confidence"
+    assert "<td>top1_1</td><td>25.0 %</td>" in some._repr_html_()
+    assert repr(Rows(torch.arange(2), {})) == "Rows: 2 people × 0 candidates: no columns"
+
+
+def test_a_metric_without_columns_is_refused():
+    @parameters
+    class Nothing(Metric):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing()
+    with pytest.raises(ConfigError, match="metric Nothing lacks columns"):
+        metrics.register(Nothing)
+
+
+def test_metrics_say_on_which_surfaces_they_can_be_measured():
+    surfaces = {name: metrics.get(name).surfaces for name in metrics.names()}
+    assert surfaces.pop("likeness") == {"features"}
+    assert all(both == {"model", "features"} for both in surfaces.values())
 
 
 def test_hits_by_hand():
@@ -81,19 +110,19 @@ def test_score_is_the_mean_over_identities():
     assert score.values == (0.5, 0.0)
 
 
-def evidence(pictures, labels):
-    found = Reconstructions(
-        images=pictures[:, None],
+def evidence(candidates, labels):
+    reconstructions = Reconstructions(
+        images=candidates[:, None],
         labels=labels,
         latents=torch.zeros(len(labels), 1, 1),
         confidence=torch.zeros(len(labels), 1),
         queries=0,
         seconds=0,
     )
-    return Evidence(found, target(), [target(seed=1)], split())
+    return Evidence(reconstructions, target(), [target(seed=1)], split())
 
 
-def test_distance_tells_a_copy_from_noise():
+def test_distance_separates_a_copy_from_noise():
     data = split()
     index = torch.tensor([int((data.train.labels == label).nonzero()[0]) for label in range(4)])
     copy = Distance().columns(evidence(data.train.floats(index), torch.arange(4)))["distance"]
@@ -106,7 +135,7 @@ def test_distance_tells_a_copy_from_noise():
     assert (noise > copy + 0.1).all()
 
 
-def test_distance_is_to_the_attacked_persons_own_pictures():
+def test_distance_is_to_the_attacked_persons_own_images():
     data = split()
     swapped = Distance().columns(
         evidence(data.train.floats(torch.tensor([0, 1])), torch.tensor([1, 0]))
@@ -114,7 +143,7 @@ def test_distance_is_to_the_attacked_persons_own_pictures():
     assert swapped.min() > 1e-3
 
 
-def test_manifold_tells_a_public_picture_from_noise():
+def test_manifold_separates_a_public_image_from_noise():
     public = images(40, 5, seed=9, names="stranger").floats(torch.arange(4))
     near = Manifold().columns(evidence(public, torch.arange(4)))["manifold"]
     far = Manifold().columns(evidence(torch.rand(4, 3, 16, 16).round(), torch.arange(4)))[
@@ -131,7 +160,7 @@ def test_nearest_against_a_slow_reference():
 
 
 def test_a_metric_that_fails_fails_the_step():
-    class Broken:
+    class Broken(Metric):
         name = "broken"
 
         def columns(self, evidence):
@@ -141,93 +170,8 @@ def test_a_metric_that_fails_fails_the_step():
         measure([Broken()], evidence(torch.rand(1, 3, 16, 16), torch.tensor([0])))
 
 
-def judged(*evaluators, right=0.98):
-    """A target and evaluators with the given accuracies on held-out pictures."""
-    known = [
-        replace(target(), info={"accuracy": {"test": value}}) for value in (right, *evaluators)
-    ]
-    return {"target": known[0], "evaluators": known[1:]}
-
-
-HIT, MISS = [[1.0]] * 20, [[0.0]] * 20
-
-
-def test_a_broken_control_makes_an_audit_believable():
-    controls = judge(
-        rows(MISS, MISS),
-        rows(MISS, MISS),
-        (rows(HIT, HIT), rows(MISS, MISS)),
-        margin=0.2,
-        **judged(0.99, 0.98),
-    )
-    assert controls.vacuous == ""
-    assert controls.warnings == ()
-    assert controls.agreement == 1.0
-
-
-def test_an_attack_that_cannot_break_the_undefended_model_is_vacuous():
-    controls = judge(
-        rows(MISS, MISS),
-        rows(MISS, MISS),
-        (rows(MISS, MISS), rows(MISS, MISS)),
-        margin=0.2,
-        **judged(0.99, 0.98),
-    )
-    assert "does not break the undefended model" in controls.vacuous
-    both_needed = judge(
-        rows(MISS, MISS),
-        rows(MISS, MISS),
-        (rows(HIT, MISS), rows(MISS, MISS)),
-        margin=0.2,
-        **judged(0.99, 0.98),
-    )
-    assert both_needed.vacuous
-    assert (
-        "no positive control"
-        in judge(rows(MISS), rows(MISS), None, margin=0.2, **judged(0.99)).vacuous
-    )
-
-
-def test_lift_is_over_prior_only_draws():
-    assert lift(rows(HIT), rows([[1.0]] * 10 + [[0.0]] * 10))[0].value == 0.5
-
-
-def test_warnings_say_what_to_distrust():
-    odd = rows(HIT, MISS, manifold=4.0)
-    odd.columns["target_top1"] = torch.zeros(20, 1)
-    controls = judge(
-        odd, rows(HIT, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **judged(0.5, 0.99)
-    )
-    text = " ".join(controls.warnings)
-    for part in (
-        "evaluator 1 is right on only 50%",
-        "disagree on 100%",
-        "4.0 times as far",
-        "target itself says y for only 0%",
-        "prior-only draws already score 100%",
-    ):
-        assert part in text
-    assert controls.only_one == 1.0
-
-
-def test_worst_identities_are_named():
-    assert worst_identities(rows([[0.0], [1.0], [0.0]]), ("a", "b", "c"), 1) == [("b", 1.0)]
-
-
-def test_a_target_that_knows_nobody_makes_the_audit_vacuous():
-    """As happens when the classes of a user's weights are in another order than the folders."""
-    controls = judge(
-        rows(MISS, MISS),
-        rows(MISS, MISS),
-        (rows(HIT, HIT), rows(MISS, MISS)),
-        margin=0.2,
-        **judged(0.99, 0.98, right=0.3),
-    )
-    assert "right on only 30% of held-out pictures, where guessing gives 25%" in controls.vacuous
-
-
 def test_conventions_count_draws_and_not_ranks():
-    """Candidates are stored best first; what papers say of draws must come from the order of drawing."""
+    """Candidates are stored best first; conventions about draws need the order of drawing."""
     sorted_rows = rows([[1.0, 0.0], [1.0, 0.0]])
     as_drawn = replace(sorted_rows, draws=torch.tensor([[0, 1], [1, 0]]))
     assert conventions(sorted_rows)["first"] == 1.0
@@ -235,33 +179,3 @@ def test_conventions_count_draws_and_not_ranks():
     assert found["first"] == 0.5
     assert found["std_draws"] == 0.0
     assert found["mean"] == 0.5
-
-
-def test_an_evaluator_like_the_target_is_no_second_opinion():
-    both = judged(0.99, 0.98)
-    alike = {
-        **both,
-        "target": replace(both["target"], info={**both["target"].info, "model": "cnn"}),
-    }
-    alike["evaluators"][0].info["model"] = "cnn"
-    controls = judge(
-        rows(HIT, HIT), rows(MISS, MISS), (rows(HIT, HIT), rows(MISS, MISS)), margin=0.2, **alike
-    )
-    assert "evaluator 1 has the target's architecture (cnn)" in " ".join(controls.warnings)
-
-
-def test_a_prior_of_unknown_people_is_a_warning():
-    known, unknown = (
-        judge(
-            rows(HIT, HIT),
-            rows(MISS, MISS),
-            (rows(HIT, HIT), rows(MISS, MISS)),
-            margin=0.2,
-            strangers=strangers,
-            **judged(0.99, 0.98),
-        )
-        for strangers in (True, False)
-    )
-    assert set(unknown.warnings) - set(known.warnings) == {
-        "whom the prior was trained on is not known: if the attacked people are among them, this overstates what the model leaks"
-    }

@@ -1,10 +1,11 @@
-"""MID against its oracle values, and the noise that an audit can repeat."""
+"""MID against known values, and its repeatable noise."""
 
 import pytest
 import torch
 
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import Batch, TrainingProgress
 from frostglass.defenses.training.mid import (
@@ -61,9 +62,10 @@ def test_kl_gradient():
 def test_noise_is_standard_normal_and_belongs_to_the_row():
     rows = draws(2000, 50)
     noise = noise_of(rows, 0)
-    assert noise.mean().abs() < 0.01
-    assert noise.std() == pytest.approx(1.0, abs=0.01)
-    assert (noise**4).mean() == pytest.approx(3.0, abs=0.1)
+    # Six standard errors: other last bits of `rows` are other noise.
+    assert noise.mean().abs() < 0.02
+    assert noise.std() == pytest.approx(1.0, abs=0.015)
+    assert (noise**4).mean() == pytest.approx(3.0, abs=0.2)
     correlation = torch.corrcoef(
         torch.stack(
             [
@@ -74,7 +76,7 @@ def test_noise_is_standard_normal_and_belongs_to_the_row():
             ]
         )
     )
-    assert (correlation - torch.eye(4)).abs().max() < 0.015
+    assert (correlation - torch.eye(4)).abs().max() < 0.02
     assert torch.equal(noise_of(rows[7:9], 0), noise[7:9])
     nudged = rows.clone()
     nudged[:, 0] = torch.nextafter(nudged[:, 0], torch.tensor(9.0))  # the last bit of one number
@@ -84,10 +86,10 @@ def test_noise_is_standard_normal_and_belongs_to_the_row():
 def head(inference="sample"):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = VariationalHead(8, 4, 3, inference=inference)
+        model = VariationalHead(8, 4, 3, inference=inference)
         with torch.no_grad():
-            made.encode.bias[4:] += 6  # noise worth noticing
-        return made.eval()
+            model.encode.bias[4:] += 6  # noise worth noticing
+        return model.eval()
 
 
 def test_the_average_over_draws_tends_to_the_mean_code():
@@ -103,12 +105,12 @@ def test_the_average_over_draws_tends_to_the_mean_code():
 
 
 def test_training_always_draws_and_every_step_draws_anew():
-    made, features = head("mean").train(), draws(5, 8)
-    before = made(features)
-    assert (before - made.eval()(features)).abs().mean() > 0.1
+    model, features = head("mean").train(), draws(5, 8)
+    before = model(features)
+    assert (before - model.eval()(features)).abs().mean() > 0.1
     with torch.no_grad():
-        made.encode.weight += 1e-6
-    assert (before - made.train()(features)).abs().mean() > 0.1
+        model.encode.weight += 1e-6
+    assert (before - model.train()(features)).abs().mean() > 0.1
 
 
 def test_it_replaces_the_head_and_pays_for_its_code():
@@ -129,35 +131,35 @@ def test_it_replaces_the_head_and_pays_for_its_code():
 
 
 def test_a_view_averages_the_noise_out_and_counts_every_pass():
-    made = Mid().prepare(target(), seed=0)
+    model = Mid().prepare(target(), seed=0)
     with torch.no_grad():
-        made.module[6].encode.bias[64:] += 6
-    made.module.eval()
+        model.module[6].encode.bias[64:] += 6
+    model.module.eval()
     images = torch.rand(4, 3, 16, 16, generator=generator_for(0, "test"))
-    view = made.view(["gradients"])
+    view = model.view(["gradients"])
     once, often = view.logits(images), view.averaged(200).logits(images)
-    assert torch.equal(once, view.logits(images))  # the same picture, the same noise
-    made.module[6].inference = "mean"
+    assert torch.equal(once, view.logits(images))  # the same image, the same noise
+    model.module[6].inference = "mean"
     exact = view.logits(images)
     assert (often - exact).abs().mean() < 0.3 * (once - exact).abs().mean()
     assert view.queries == 4 * 203
-    assert made.module[6].draw == 0
+    assert model.module[6].draw == 0
 
 
 def test_an_attack_on_noise_does_not_depend_on_its_batches():
-    made = Mid().prepare(target(), seed=0)
-    found = [
+    model = Mid().prepare(target(), seed=0)
+    results = [
         invert(
             Gmi(steps=5, candidates=3, keep=3, batch=batch, critic_weight=0.0, samples=samples),
-            made.view(["gradients"]),
-            prior(),
+            model.view(["gradients"]),
+            Assets(prior=prior()),
             seed=0,
         )
         for batch, samples in ((3, 1), (64, 1), (64, 2))
     ]
-    assert torch.equal(found[0].images, found[1].images)
-    assert not torch.equal(found[1].images, found[2].images)
-    assert found[2].queries == 2 * found[1].queries
+    assert torch.equal(results[0].images, results[1].images)
+    assert not torch.equal(results[1].images, results[2].images)
+    assert results[2].queries == 2 * results[1].queries
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_an_attack_on_noise_does_not_depend_on_its_batches():
         ({"weight": float("inf")}, "weight"),
         ({"width": 1.5}, "width"),
         ({"inference": "off"}, "inference"),
-        ({"width": 0.0}, r"weight 0.01 needs a code to weigh"),
+        ({"width": 0.0}, r"weight 0.01 needs a code"),
     ],
 )
 def test_bad_parameters(bad, message):
@@ -184,29 +186,29 @@ def test_a_code_of_no_dimension_is_refused():
 
 
 def test_an_attack_keeps_the_averaging_of_the_view_it_is_given():
-    made = Mid().prepare(target(), seed=0)
+    model = Mid().prepare(target(), seed=0)
     attack = Gmi(steps=2, candidates=1, keep=1, critic_weight=0.0)
     plain, averaged = (
-        invert(attack, view, prior(), seed=0).queries
-        for view in (made.view(["gradients"]), made.view(["gradients"]).averaged(8))
+        invert(attack, view, Assets(prior=prior()), seed=0).queries
+        for view in (model.view(["gradients"]), model.view(["gradients"]).averaged(8))
     )
     assert averaged == 8 * plain
-    view = made.view(["labels"])
+    view = model.view(["labels"])
     assert view.averaged(2).averaged(3).key == f"{view.key}×6"
 
 
 def test_a_label_view_of_noise_takes_the_commonest_label():
-    made = Mid().prepare(target(), seed=0)
+    model = Mid().prepare(target(), seed=0)
     with torch.no_grad():
-        made.module[6].encode.bias[64:] += 9
-    made.module.eval()
+        model.module[6].encode.bias[64:] += 9
+    model.module.eval()
     images = torch.rand(6, 3, 16, 16, generator=generator_for(0, "test"))
     seen = []
     for draw in range(5):
-        made.module[6].draw = draw
-        seen.append(made.module(images).argmax(1))
-    made.module[6].draw = 0
+        model.module[6].draw = draw
+        seen.append(model.module(images).argmax(1))
+    model.module[6].draw = 0
     assert len({tuple(labels.tolist()) for labels in seen}) > 1
     assert torch.equal(
-        made.view(["labels"]).averaged(5).labels(images), torch.stack(seen).mode(0).values
+        model.view(["labels"]).averaged(5).labels(images), torch.stack(seen).mode(0).values
     )

@@ -48,7 +48,7 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_samples_do_not_see_each_other(name):
+def test_samples_are_independent(name):
     both = LOSSES[name](LOGITS, LABELS)
     alone = torch.cat([LOSSES[name](LOGITS[i : i + 1], LABELS[i : i + 1]) for i in range(2)])
     assert torch.equal(both, alone)
@@ -61,8 +61,8 @@ def test_lower_means_closer_to_the_label(name):
     assert (LOSSES[name](better, LABELS) < LOSSES[name](LOGITS, LABELS)).all()
 
 
-def test_aim_is_least_at_the_confidence_aimed_at():
-    """Two classes with logits (a, 0): p = sigmoid(a). CALoR's exp(-1/8) = 0.8825 has a = ln(p / (1 - p))."""
+def test_aim_is_least_at_its_confidence():
+    """Two classes with logits (a, 0): p = sigmoid(a), so CALoR's p = exp(-1/8) has a known a."""
     p = torch.tensor(8.0, dtype=torch.double).neg().reciprocal().exp()
     a = torch.linspace(-4, 8, 1201, dtype=torch.double)
     values = loss_of(

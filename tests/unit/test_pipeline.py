@@ -1,4 +1,4 @@
-"""The whole pipeline on a toy scale: who may see what, what is shared, what a restart leaves."""
+"""The whole pipeline at toy scale: who may see what, what is shared, what a restart leaves."""
 
 import json
 import math
@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from frostglass.attacks.model.gmi import Gmi
-from frostglass.audit import pipeline
-from frostglass.audit.config import Experiment, experiments
-from frostglass.audit.grid import run_all, summary, write_run
-from frostglass.audit.pipeline import run
+from frostglass.auditing import steps
+from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.auditing.pipeline import audit as run_audit
+from frostglass.auditing.products import ModelExposure
+from frostglass.auditing.run import run_all
+from frostglass.auditing.run_folder import summary, write_run
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.types import Images
 from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
-from frostglass.plan.cost import estimate, problems
+from frostglass.plan.estimate import estimate
+from frostglass.plan.problems import problems
 from frostglass.priors._files import read_prior
 from frostglass.store.store import Store
 from killing import run_until_done, tree
@@ -48,6 +52,7 @@ TOY = {
     },
     "attack": {"name": "gmi", "steps": 3, "candidates": 2, "keep": 2, "batch": 4},
 }
+WORK = {"seed": 0, "work": NoWork(), "device": torch.device("cpu")}
 GRID = TOY | {"grid": {"defenses": [[], [{"name": "calor", "rank": 2, "switch": 0.5}]]}}
 
 
@@ -64,8 +69,8 @@ def test_steps_are_shared_between_experiments(finished):
         for name in folder.iterdir()
         if name.is_dir()
     }
-    # Two targets and two evaluators; one prior; two attacks; prior-only draws once per view; scores of four sets of pictures.
-    assert made == {"split": 1, "target": 4, "prior": 1, "attack": 2, "prior_only": 2, "scores": 4}
+    # Two targets and two evaluators; scores of two attacks and, for each target, of one baseline.
+    assert made == {"split": 1, "target": 4, "prior": 1, "attack": 2, "prior_only": 1, "scores": 4}
 
 
 def test_a_second_run_computes_nothing(finished):
@@ -83,32 +88,38 @@ class PrivateError(Exception):
 def untouchable(images: Images) -> Images:
     class Raising(Images):
         def floats(self, index=slice(None)):
-            raise PrivateError("private pictures were touched")
+            raise PrivateError("private images were touched")
 
     guarded = Raising(images.pixels, images.labels, images.names, images.sources, key=images.key)
     object.__setattr__(guarded, "pixels", None)
     return guarded
 
 
-def test_prior_and_attack_never_touch_private_pictures(finished, tmp_path):
-    """With a trained target at hand, everything an attacker does runs on a split whose private pictures raise when touched."""
+def guarded_split(split):
+    parts = ("train", "validation", "test")
+    return replace(split, **{part: untouchable(getattr(split, part)) for part in parts})
+
+
+def test_prior_and_attack_never_touch_private_images(finished):
+    """With a trained target, all of an attacker's steps run while private images raise."""
     _, done = finished
     audit, exp = done.audits[0], done.audits[0].experiment
-    guarded = replace(
-        audit.split,
-        **{
-            part: untouchable(getattr(audit.split, part))
-            for part in ("train", "validation", "test")
-        },
-    )
+    guarded = guarded_split(audit.split)
     with pytest.raises(PrivateError):
         guarded.train.floats()
-    view = audit.target.view(exp.attack.access)
-    prior = pipeline._make_prior(exp.prior, guarded.public, None, "", seed=0, work=NoWork())
-    found = pipeline._invert(exp.attack, view, prior, None, seed=0, work=NoWork())
-    blind = pipeline._prior_only(2, view, prior, None, seed=0, work=NoWork())
-    assert found.images.shape == blind.images.shape == (4, 2, 3, 16, 16)
-    assert torch.equal(found.images, audit.found.images)
+    public = guarded.public
+    prior = steps.PRIOR.make(exp.prior, public=public, view=None, files="", base=None, **WORK)
+    result = steps.ATTACK.make(
+        exp.attack,
+        exposure=ModelExposure(audit.target),
+        assets=Assets(public, prior),
+        people=range(4),
+        pretrained=None,
+        **WORK,
+    )
+    baseline = steps.PRIOR_ONLY.make(2, prior=prior, public=None, people=range(4), **WORK)
+    assert result.images.shape == baseline.images.shape == (4, 2, 3, 16, 16)
+    assert torch.equal(result.images, audit.reconstructions.images)
 
 
 def test_an_audit_that_proves_nothing_says_so(finished):
@@ -120,12 +131,14 @@ def test_an_audit_that_proves_nothing_says_so(finished):
 def test_keys_follow_what_made_a_result(finished):
     folder, done = finished
     base = done.audits[0]
-    other = run(Experiment.parse(TOY | {"seed": 1}), Store(folder))
+    other = run_audit(Experiment.parse(TOY | {"seed": 1}), Store(folder))
     assert other.target.key != base.target.key
-    slower = run(Experiment.parse(TOY | {"attack": TOY["attack"] | {"steps": 4}}), Store(folder))
-    assert slower.found.key != base.found.key
+    slower = run_audit(
+        Experiment.parse(TOY | {"attack": TOY["attack"] | {"steps": 4}}), Store(folder)
+    )
+    assert slower.reconstructions.key != base.reconstructions.key
     assert slower.target.key == base.target.key
-    assert slower.prior.key == base.prior.key
+    assert slower.trial.prior.key == base.trial.prior.key
 
 
 def test_cost_is_known_beforehand_and_falls_to_nothing_when_done(finished, tmp_path):
@@ -197,11 +210,11 @@ def test_changed_files_make_a_new_split(tmp_path):
             }
         }
     )[0][1].data
-    before = pipeline.fingerprint(data)
-    assert before == pipeline.fingerprint(data)
+    before = steps.fingerprint(data)
+    assert before == steps.fingerprint(data)
     one = next((tmp_path / "public").rglob("*.png"))
     Image.new("RGB", (16, 16), "red").save(one)
-    assert pipeline.fingerprint(data) != before
+    assert steps.fingerprint(data) != before
 
 
 STAGED = TOY | {
@@ -215,7 +228,7 @@ def test_a_first_stage_is_shared_and_its_facts_are_in_the_manifest(tmp_path):
     done = run_all(STAGED, Store(tmp_path))
     assert (
         len(list((tmp_path / "target").iterdir())) == 6
-    )  # two judges, the undefended model, one first stage, two boundaries
+    )  # two evaluators, the undefended model, one first stage, two boundaries
     for audit, told in zip(done.audits, summary(done)["audits"], strict=True):
         manifest = json.loads(
             (tmp_path / "target" / audit.target.key / "manifest.json").read_text()
@@ -226,7 +239,7 @@ def test_a_first_stage_is_shared_and_its_facts_are_in_the_manifest(tmp_path):
         assert training["first_stage"]["classes"] == 30
         assert training["first_stage_seconds"] > 0
         assert training["times_undefended"] == pytest.approx(
-            training["seconds"] / audit.undefended.info["seconds"]
+            training["seconds"] / audit.control.target.info["seconds"]
         )
         assert training["recipe"]["epochs"] == 2
     frozen = [audit["training"]["facts"]["transfer"]["frozen"] for audit in summary(done)["audits"]]
@@ -236,32 +249,37 @@ def test_a_first_stage_is_shared_and_its_facts_are_in_the_manifest(tmp_path):
     }
 
 
-def test_a_training_on_public_people_never_touches_private_pictures():
+def test_a_training_on_public_people_never_touches_private_images():
     split = make_split(
         Faces(size=16, identities=4, images=8, public_identities=6, public_images=4), seed=0
     )
-    guarded = replace(
-        split,
-        **{part: untouchable(getattr(split, part)) for part in ("train", "validation", "test")},
-    )
+    guarded = guarded_split(split)
     config = experiments(STAGED)[0][1].target
-    made = pipeline._train(config, guarded, (), "public", "", None, seed=0, work=NoWork())
-    assert made.classes == split.public.names
-    with pytest.raises((PrivateError, AttributeError)):  # the pictures of `guarded` are gone
-        pipeline._train(config, guarded, (), "private", "", None, seed=0, work=NoWork())
+
+    def train(data):
+        return steps.TARGET.make(
+            config,
+            split=guarded,
+            defenses=(),
+            data=data,
+            files="",
+            start=None,
+            perceptual=None,
+            **WORK,
+        )
+
+    assert train("public").classes == split.public.names
+    with pytest.raises((PrivateError, AttributeError)):  # the images of `guarded` are gone
+        train("private")
 
 
 def test_what_a_run_would_refuse_is_found_beforehand():
     few = STAGED | {"data": STAGED["data"] | {"public_images": 2}}
-    assert problems(experiments(few)) == [
-        "data: a training on public people needs at least 2 of them with 3 or more pictures each, got 60 pictures of 30 named people: "
-        "give public pictures in one folder per person, or raise data.public_images"
-    ]
+    (problem,) = problems(experiments(few))
+    assert problem.startswith("data: training on public people needs at least 2 people with 3")
     loose = TOY | {"defenses": [{"name": "dpsgd", "delta": 0.5}]}
     (problem,) = problems(experiments(loose))
-    assert problem.startswith(
-        "target: dpsgd: delta must be below one over the 22 training pictures"
-    )
+    assert problem.startswith("target: dpsgd: delta must be below")
 
 
 def test_a_failure_names_the_model_of_the_grid_and_leaves_the_others(tmp_path):
@@ -296,8 +314,8 @@ PLG = {"name": "plgmi", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
 LOMMA = {"name": "lomma", "steps": 2, "candidates": 2, "keep": 2, "batch": 4}
 
 
-def match_shape(folder):
-    """The names of the priors in a store, and the targets each was fitted to."""
+def stored_priors(folder):
+    """Return the priors of a store: name, and the target each was fitted to."""
     found = []
     for path in (folder / "prior").glob("*/prior.safetensors"):
         prior = read_prior(path)
@@ -308,36 +326,35 @@ def match_shape(folder):
 def test_a_prior_that_is_fitted_to_a_target_is_made_for_each_and_never_reused(tmp_path):
     done = run_all(GRID | {"prior": TIED, "attack": PLG}, Store(tmp_path))
     plain, defended = done.audits
-    assert plain.prior.key != defended.prior.key
-    assert sorted(match_shape(tmp_path)) == sorted(
+    assert plain.trial.prior.key != defended.trial.prior.key
+    assert sorted(stored_priors(tmp_path)) == sorted(
         ("conditional", audit.target.key) for audit in done.audits
     )
-    assert [audit.prior.tied_to for audit in done.audits] == [
+    assert [audit.trial.prior.tied_to for audit in done.audits] == [
         audit.target.key for audit in done.audits
     ]
-    assert (
-        plain.target.key == defended.undefended.key
-    )  # so the positive control of the second is attacked with the prior of the first
+    # The positive control of the second is attacked with the prior of the first.
+    assert plain.target.key == defended.control.target.key
     with pytest.raises(
-        ConfigError, match="the prior was fitted to another target: train it again for this one"
+        ConfigError, match="the prior was fitted to another target: train it for this one"
     ):
-        pipeline._invert(
+        steps.ATTACK.make(
             plain.experiment.attack,
-            plain.target.view(["gradients"]),
-            defended.prior,
-            None,
-            seed=0,
-            work=NoWork(),
+            exposure=ModelExposure(plain.target),
+            assets=Assets(prior=defended.trial.prior),
+            people=range(4),
+            pretrained=None,
+            **WORK,
         )
 
 
 def test_students_of_each_target_share_the_prior_they_are_added_to(tmp_path):
     config = GRID | {"prior": TAUGHT | {"base": TOY["prior"]}, "attack": LOMMA}
     done = run_all(config, Store(tmp_path))
-    assert sorted(match_shape(tmp_path), key=str) == sorted(
+    assert sorted(stored_priors(tmp_path), key=str) == sorted(
         [("wgan", None), *(("students", audit.target.key) for audit in done.audits)], key=str
     )
-    first, second = (audit.prior for audit in done.audits)
+    first, second = (audit.trial.prior for audit in done.audits)
     assert first.key != second.key
     assert same_weights(first.generator, second.generator)
     assert not same_weights(first.students[0], second.students[0])
@@ -347,17 +364,17 @@ def test_students_of_each_target_share_the_prior_they_are_added_to(tmp_path):
 
 def test_students_of_a_prior_that_is_fitted_share_nothing(tmp_path):
     config = GRID | {"prior": TAUGHT | {"base": TIED}, "attack": LOMMA | {"critic_weight": 0.0}}
-    foreseen = estimate(experiments(config), Store(tmp_path))["steps"]
+    planned = estimate(experiments(config), Store(tmp_path))["steps"]
     done = run_all(config, Store(tmp_path))
     expected = [
         (name, audit.target.key) for name in ("conditional", "students") for audit in done.audits
     ]
-    assert sorted(match_shape(tmp_path)) == sorted(expected)
-    assert [row["step"] for row in foreseen].count("prior") == 4
+    assert sorted(stored_priors(tmp_path)) == sorted(expected)
+    assert [row["step"] for row in planned].count("prior") == 4
 
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5])
-def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(tmp_path, diversity):
+def test_a_prior_that_completes_hints_gets_one_held_out_image_of_each_person(tmp_path, diversity):
     hinted = {
         "name": "context",
         "diversity": diversity,
@@ -368,17 +385,17 @@ def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(t
         "batch": 8,
     }
     done = run_all(GRID | {"prior": hinted}, Store(tmp_path))
-    assert len(match_shape(tmp_path)) == (2 if diversity else 1)
+    assert len(stored_priors(tmp_path)) == (2 if diversity else 1)
     for audit in done.audits:
-        test, known = audit.split.test, audit.prior.hints[0, 3] == 1
-        assert audit.prior.hints.shape == (4, 4, 16, 16)
+        test, known = audit.split.test, audit.trial.prior.hints[0, 3] == 1
+        assert audit.trial.prior.hints.shape == (4, 4, 16, 16)
         assert 0 < known.sum() < known.numel()
         for person in range(4):
-            picture = test.floats(torch.tensor([test.labels.tolist().index(person)]))[0]
-            assert torch.equal(audit.prior.hints[person, :3, known], picture[:, known])
-            for rebuilt in audit.found.images[person]:
-                assert torch.equal(rebuilt[:, known], picture[:, known])
-                assert not torch.allclose(rebuilt, picture, atol=0.02)
+            image = test.floats(torch.tensor([test.labels.tolist().index(person)]))[0]
+            assert torch.equal(audit.trial.prior.hints[person, :3, known], image[:, known])
+            for result in audit.reconstructions.images[person]:
+                assert torch.equal(result[:, known], image[:, known])
+                assert not torch.allclose(result, image, atol=0.02)
     folder = write_run(done, tmp_path / "run")
     assert (
         json.loads((folder / "run.json").read_text())["audits"][0]["prior"]["method"]["name"]
@@ -386,32 +403,33 @@ def test_a_prior_that_completes_hints_gets_one_held_out_picture_of_each_person(t
     )
 
 
-# Searches that break off
+# Searches that stop early
 
 
 def spoil(monkeypatch, *labels, by=math.nan):
-    """Let the loss of these people be no number; tells whose pictures are searched."""
-    identity, searched = Gmi.identity, set()
+    """Make the loss of these people NaN; return whose images are searched."""
+    identity, searched = Gmi.class_loss, set()
 
-    def spoiled(self, view, prior, pictures, whose, rng):
+    def spoiled(self, view, prior, images, whose, rng):
         searched.update(whose.tolist())
-        value, sure = identity(self, view, prior, pictures, whose, rng)
+        value, sure = identity(self, view, prior, images, whose, rng)
         return torch.where(torch.isin(whose, torch.tensor(labels)), by, value), sure
 
-    monkeypatch.setattr(Gmi, "identity", spoiled)
+    monkeypatch.setattr(Gmi, "class_loss", spoiled)
     return searched
 
 
-def test_people_whose_search_broke_off_are_named(tmp_path, monkeypatch):
+def test_people_whose_search_stopped_are_named(tmp_path, monkeypatch):
     spoil(monkeypatch, 1, 3)
     done = run_all(TOY, Store(tmp_path / "store"))
     (audit,) = json.loads((write_run(done, tmp_path / "run") / "run.json").read_text())["audits"]
     assert audit["partial"] == [done.audits[0].split.classes[label] for label in (1, 3)]
     warned = [text for text in audit["controls"]["warnings"] if text.startswith("partial")]
     assert warned == [
-        "partial: the search broke off for 2 of 4 people and 4 of 8 pictures (a loss that was not finite, or no start was found), which say little"
+        "partial: the search stopped early for 2 of 4 people and 4 of 8 images (the loss was not "
+        "finite, or no start was found); their scores say little"
     ]
-    assert done.audits[0].found.images.isfinite().all()
+    assert done.audits[0].reconstructions.images.isfinite().all()
     monkeypatch.undo()
     again = run_all(TOY, Store(tmp_path / "store"))  # as it is read back
     assert summary(again)["audits"][0]["partial"] == audit["partial"]
@@ -424,9 +442,9 @@ def test_a_whole_run_names_nobody(finished):
 
 
 @pytest.mark.parametrize("by", [math.nan, math.inf])
-def test_a_search_that_broke_off_for_everybody_is_an_error(tmp_path, monkeypatch, by):
+def test_a_search_that_stopped_for_everybody_is_an_error(tmp_path, monkeypatch, by):
     searched = spoil(monkeypatch, 0, 1, 2, 3, by=by)
-    expected = r"^the search of none of the 4 identities came to its end, because the attack's loss was not finite: lower attack\.lr or .*$"
+    expected = r"^gmi: no search finished for any of 4 people, .*Lower attack\.lr, .*$"
     with pytest.raises(RunError, match=expected) as caught:
         run_all(TOY, Store(tmp_path))
     assert "\n" not in str(caught.value)
@@ -434,25 +452,27 @@ def test_a_search_that_broke_off_for_everybody_is_an_error(tmp_path, monkeypatch
     searched.clear()
     with pytest.raises(RunError, match=expected):
         run_all(TOY, Store(tmp_path))
-    assert searched == set()  # what was searched is kept, and says the same
+    assert searched == set()  # finished shards are kept
 
 
 def test_what_was_searched_before_a_power_cut_is_not_searched_again(
     finished, tmp_path, monkeypatch
 ):
-    identity = Gmi.identity
+    identity = Gmi.class_loss
 
-    def cut(self, view, prior, pictures, whose, rng):
+    def cut(self, view, prior, images, whose, rng):
         if 3 in whose:
             raise KilledError
-        return identity(self, view, prior, pictures, whose, rng)
+        return identity(self, view, prior, images, whose, rng)
 
-    monkeypatch.setattr(Gmi, "identity", cut)
+    monkeypatch.setattr(Gmi, "class_loss", cut)
     with pytest.raises(KilledError):
         run_all(TOY, Store(tmp_path))
-    monkeypatch.setattr(Gmi, "identity", identity)
+    monkeypatch.setattr(Gmi, "class_loss", identity)
     searched = spoil(monkeypatch)
     done = run_all(TOY, Store(tmp_path))
     assert searched == {3}  # three people make a shard
-    assert torch.equal(done.audits[0].found.latents, finished[1].audits[0].found.latents)
-    assert done.audits[0].found.queries == finished[1].audits[0].found.queries
+    assert torch.equal(
+        done.audits[0].reconstructions.latents, finished[1].audits[0].reconstructions.latents
+    )
+    assert done.audits[0].reconstructions.queries == finished[1].audits[0].reconstructions.queries

@@ -1,4 +1,4 @@
-"""PLG-MI's own promises."""
+"""Tests of PLG-MI."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import torch
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.plgmi import Plgmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.data._augment import DRAWS, viewed
 from frostglass.runtime.seeding import generator_for
@@ -20,8 +21,8 @@ def found(attack, known=None, labels=(2,), seed=0):
     return invert(
         attack,
         target().view(["gradients"]),
-        known or prior(),
-        labels=labels,
+        Assets(prior=known or prior()),
+        people=labels,
         seed=seed,
         work=NoWork(),
     )
@@ -55,7 +56,10 @@ def test_defaults_are_the_published_ones():
 )
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.1), ("momentum", 0.01)])
 def test_a_few_steps_by_hand(known, shown, optimizer, lr):
-    """Adam on the sum of the margins of independent views; no box and no critic. Adam cannot tell a sum from a mean, so there is another."""
+    """Adam on the sum of the margins of independent views, without box or critic.
+
+    Adam cannot tell a sum from a mean, so another optimiser is tested too.
+    """
     attack = Plgmi(steps=3, shown=shown, optimizer=optimizer, lr=lr, **SMALL)
     some, begun = found(attack, known), found(replace(attack, steps=0), known)
     module, label = target().module.eval(), torch.tensor([2])
@@ -71,10 +75,10 @@ def test_a_few_steps_by_hand(known, shown, optimizer, lr):
             else torch.optim.SGD([z], lr=lr, momentum=0.9)
         )
         for _ in range(3):
-            pictures = known.generator(z, label) if known.condition else known.generator(z)
+            images = known.generator(z, label) if known.condition else known.generator(z)
             loss = 0.0
             for _ in range(shown):
-                logits = module(viewed(pictures, torch.rand(DRAWS, generator=rng)[None]))[0]
+                logits = module(viewed(images, torch.rand(DRAWS, generator=rng)[None]))[0]
                 loss = loss + max(logits[other] for other in (0, 1, 3)) - logits[2]
             (z.grad,) = torch.autograd.grad(loss, z)
             rule.step()
@@ -111,7 +115,7 @@ def test_without_views_it_is_plain_descent(monkeypatch):
     assert not torch.allclose(found(Plgmi(steps=12, **SMALL)).latents, found(plain).latents)
 
 
-def test_what_is_kept_is_judged_on_the_picture_itself():
+def test_candidates_are_ranked_by_the_image_itself():
     some = found(Plgmi(steps=4, **SMALL))
     with torch.no_grad():
         sure = target().module.eval()(some.images[0]).softmax(1)[:, 2]
@@ -122,7 +126,7 @@ def test_what_is_kept_is_judged_on_the_picture_itself():
 def test_every_view_is_a_query(shown, samples):
     attack = Plgmi(steps=7, shown=shown, samples=samples, **SMALL)
     assert found(attack, labels=(0, 1)).queries == samples * (7 * 4 * max(1, shown) + 4)
-    assert attack.effort()[1] == 7 * max(1, shown) * samples
+    assert attack.search_effort[1] == 7 * max(1, shown) * samples
 
 
 def test_what_cannot_be_is_refused():
@@ -130,18 +134,13 @@ def test_what_cannot_be_is_refused():
         Plgmi(keep=9)
     with pytest.raises(ConfigError, match="shown"):
         Plgmi(shown=-1)
-    with pytest.raises(
-        ConfigError, match=r"plgmi\.critic_weight is not 0 and the prior has no critic"
-    ):
+    with pytest.raises(ConfigError, match=r"plgmi\.critic_weight is 1, but .* has no critic"):
         found(Plgmi(steps=1, critic_weight=1.0), prior(critic=False))
     found(Plgmi(steps=1), prior(critic=False))  # published: no critic is asked
 
 
 @pytest.mark.parametrize("condition", ["label", "hint"])
-def test_a_pool_for_all_people_is_none_where_pictures_are_of_one(condition):
-    with pytest.raises(
-        ConfigError,
-        match=rf"gmi asks about draws for all people at once, and this prior makes pictures of a given {condition}",
-    ):
+def test_a_pool_needs_a_generator_without_condition(condition):
+    with pytest.raises(ConfigError, match=f"gmi scores random draws .* needs a {condition}"):
         found(Gmi(steps=1, pool=20), conditional_prior(condition))
     found(Gmi(steps=1, **SMALL), conditional_prior(condition))

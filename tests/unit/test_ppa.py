@@ -1,23 +1,29 @@
-"""PPA's own promises: its starts, one step by hand, its final selection, and the styles it moves in."""
+"""Tests of PPA: its starts, one step by hand, its selection, and its style space."""
 
 import pytest
 import torch
 
-from frostglass.attacks._search.styled import StyleSpace, best_styles, drawn_styles, style_scores
+from frostglass.attacks._search.styled import StyleSpace, best_styles, pool_styles, style_scores
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.ppa import Ppa
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.core.objective import poincare
 from frostglass.data._augment import CROP_DRAWS, cropped
 from frostglass.runtime.seeding import generator_for
-from worlds import NoWork, conditional_prior, prior, styled_prior, target
+from worlds import NoWork, close_images, conditional_prior, of_people, prior, styled_prior, target
 
 SMALL = {"pool": 40, "candidates": 4, "keep": 2, "steps": 5, "lr": 0.05, "trials": 3}
 
 
 def run(attack, known, labels=(0, 1, 2, 3), made=None):
     return invert(
-        attack, (made or target()).view(["gradients"]), known, labels=labels, seed=0, work=NoWork()
+        attack,
+        (made or target()).view(["gradients"]),
+        Assets(prior=known),
+        people=labels,
+        seed=0,
+        work=NoWork(),
     )
 
 
@@ -46,15 +52,15 @@ def test_styles_are_those_of_the_mapping_network():
     space, network = StyleSpace(known, 0.5, 3), known.generator.network
     latents = torch.randn(5, known.latent, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        w = space.enter(latents)
+        w = space.styles(latents)
         assert torch.equal(w, network.mapping.w(latents))
         ws = network.mapping(latents, truncation=0.5, cutoff=3)
         assert torch.allclose(
-            space.paint(w, truncate=True), network.synthesis(ws) / 2 + 0.5, atol=1e-6
+            space.images(w, truncate=True), network.synthesis(ws) / 2 + 0.5, atol=1e-6
         )
         assert torch.allclose(space.truncated(w), ws[:, 0])
         assert torch.allclose(
-            space.paint(w), network.synthesis(network.mapping(latents)) / 2 + 0.5, atol=1e-6
+            space.images(w), network.synthesis(network.mapping(latents)) / 2 + 0.5, atol=1e-6
         )
 
 
@@ -63,8 +69,8 @@ def test_a_generator_without_mapping_is_searched_in_its_latents():
     known.generator.eval()
     space = StyleSpace(known, 0.5)
     latents = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    assert space.enter(latents) is latents
-    assert torch.equal(space.paint(latents, truncate=True), known.generator(0.5 * latents))
+    assert space.styles(latents) is latents
+    assert torch.equal(space.images(latents, truncate=True), known.generator(0.5 * latents))
     assert run(Ppa(**SMALL), known).latents.shape == (4, 2, 6)
 
 
@@ -72,18 +78,18 @@ def test_starts_are_what_the_target_and_its_mirror_image_like_best():
     made, known = target(), styled_prior()
     made.module.eval()
     space = StyleSpace(known, 0.5, 8)
-    styles, labels = drawn_styles(space, 30, seed=2), torch.tensor([3, 2])
+    styles, labels = pool_styles(space, 30, seed=2), torch.tensor([3, 2])
     liked = best_styles(
         styles, style_scores(made.view(["gradients"]), space, styles, labels, mirrored=True), 4
     )
     latents = torch.randn(30, known.latent, generator=generator_for(2, "pool"))
     with torch.no_grad():
-        pictures = known.generator.paint(
+        images = known.generator.paint(
             known.generator.network.mapping(latents, truncation=0.5, cutoff=8)
         ).clamp(0, 1)
         score = (
-            made.module(pictures).double().softmax(1)
-            + made.module(pictures.flip(3)).double().softmax(1)
+            made.module(images).double().softmax(1)
+            + made.module(images.flip(3)).double().softmax(1)
         ) / 2
     for label, chosen in zip((3, 2), liked, strict=True):
         best = score[:, label].argsort(descending=True)[:4]
@@ -91,7 +97,7 @@ def test_starts_are_what_the_target_and_its_mirror_image_like_best():
 
 
 def test_one_step_by_hand():
-    """Adam's first step moves every coordinate by lr against the sign of its slope, on the row's own crop."""
+    """Adam's first step moves each coordinate by lr against its gradient, on the row's own crop."""
     made, known = target(), styled_prior()
     none, one = (
         run(
@@ -127,11 +133,11 @@ def test_kept_are_the_most_robust():
         scores = []
         for place, draw in enumerate(everyone.draws[person].tolist()):
             rng = generator_for(0, "rank", person, draw)
-            picture = everyone.images[person, place][None]
+            image = everyone.images[person, place][None]
             with torch.no_grad():
                 views = [
                     cropped(
-                        picture,
+                        image,
                         torch.rand(CROP_DRAWS, generator=rng)[None],
                         area=(0.5, 0.9),
                         ratio=(0.8, 1.2),
@@ -150,17 +156,19 @@ def test_kept_are_the_most_robust():
 
 def test_queries_are_counted():
     view = target().view(["gradients"])
-    found = invert(Ppa(**SMALL), view, styled_prior(), labels=[0, 1], seed=0, work=NoWork())
-    # 40 draws and their mirror images, 5 steps and 3 trials of 2 × 4 candidates, and each final picture once.
+    found = invert(
+        Ppa(**SMALL), view, Assets(prior=styled_prior()), people=[0, 1], seed=0, work=NoWork()
+    )
+    # 40 draws and their mirror images, 5 steps and 3 trials of 2 × 4 candidates, and a read-out.
     assert found.queries == view.queries == 80 + 5 * 8 + 3 * 8 + 8
 
 
-def test_results_depend_on_no_batch_and_no_company():
+def test_other_people_order_and_batch_change_nothing():
     known = styled_prior()
     whole = run(Ppa(**SMALL), known)
     for batch, labels in ((1, (2,)), (5, (3, 2)), (100, (2, 0, 1))):
         some = run(Ppa(**SMALL, batch=batch), known, labels)
-        assert torch.equal(some.images[labels.index(2)], whole.images[2])
+        assert close_images(some, of_people(whole, list(labels)))
 
 
 @pytest.mark.parametrize(
@@ -180,5 +188,5 @@ def test_bad_parameters_are_refused(wrong, message):
 
 
 def test_a_conditional_prior_is_refused():
-    with pytest.raises(ConfigError, match="pictures of a given label"):
+    with pytest.raises(ConfigError, match=r"ppa scores random draws .* needs a label"):
         run(Ppa(**SMALL), conditional_prior("label"))

@@ -1,73 +1,23 @@
+"""Splits: how they are made, and what is refused."""
+
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
-from frostglass.core.errors import ConfigError, DataError, StoreError
-from frostglass.core.types import Images, Split
+from frostglass.core.errors import ConfigError, DataError
 from frostglass.data._images import fingerprints
-from frostglass.data._splits import PARTS, check_split, load_split, make_split, save_split
+from frostglass.data._splits import PARTS, check_split, make_split
 from frostglass.data.digits import Digits
 from frostglass.data.faces import Faces
 from frostglass.data.folder import Folder
 from frostglass.data.mnist import Mnist
-
-
-def some_images(names, counts, seed=0, attributes=False):
-    """Blurred noise: every picture different from every other by far."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(len(names)).repeat_interleave(torch.tensor(counts))
-    coarse = torch.rand(len(labels), 3, 8, 8, generator=generator)
-    pixels = torch.nn.functional.interpolate(coarse, size=16, mode="bilinear").mul(255).byte()
-    return Images(
-        pixels=pixels,
-        labels=labels,
-        names=tuple(names),
-        sources=tuple(f"{names[label]}/{row}.png" for row, label in enumerate(labels.tolist())),
-        attributes=torch.rand(len(labels), 2, generator=generator) > 0.5 if attributes else None,
-        attribute_names=("hat", "beard") if attributes else (),
-    )
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A dataset of given tables: it inherits nothing."""
-
-    private: Images
-    public: Images
-    size: int = 16
-
-    def tables(self):
-        return self.private, self.public
-
-
-def fixed(names=("ann", "bob", "cy"), counts=(10, 20, 3), public=("dee", "eve"), attributes=False):
-    return Fixed(
-        some_images(names, counts, 1, attributes),
-        some_images(public, (6,) * len(public), 2, attributes),
-    )
-
-
-def with_picture(images, row, pixels):
-    """`images` with the picture at `row` replaced."""
-    changed = images.pixels.clone()
-    changed[row] = pixels
-    return replace(images, pixels=changed)
-
-
-def sources_of(split, name):
-    label = split.classes.index(name)
-    return [
-        tuple(part.sources[row] for row in (part.labels == label).nonzero())
-        for part in (split.train, split.validation, split.test)
-    ]
-
+from tables import Fixed, fixed, some_images, sources_of, with_image
 
 # making
 
@@ -101,7 +51,7 @@ def test_same_seed_same_split_other_seed_other_split():
     assert make_split(fixed(), seed=1).test.sources != split.test.sources
 
 
-def test_an_identity_s_parts_do_not_depend_on_who_else_is_there():
+def test_an_identity_s_parts_do_not_depend_on_other_identities():
     data = fixed(counts=(10, 20, 9))
     everyone = make_split(data, seed=5)
     rows = (data.private.labels != 0).nonzero().flatten()
@@ -112,7 +62,7 @@ def test_an_identity_s_parts_do_not_depend_on_who_else_is_there():
         assert sources_of(fewer, name) == sources_of(everyone, name)
 
 
-def test_identities_are_shuffled_apart():
+def test_identities_are_shuffled_independently():
     private = some_images(("ann", "bob"), (30, 30), 1)
     private = replace(private, sources=tuple(str(number) for number in [*range(30), *range(30)]))
     split = make_split(Fixed(private, some_images(("dee",), (5,), 2)), seed=0)
@@ -141,31 +91,31 @@ def test_impossible_fractions_are_refused(test, validation):
         make_split(fixed(), test_fraction=test, validation_fraction=validation, seed=0)
 
 
-def test_identities_with_too_few_pictures_are_named():
+def test_identities_with_too_few_images_are_named():
     with pytest.raises(
         DataError,
-        match=r"2 private identities have fewer than 3 different pictures, .*: ann \(1\), cy \(2\); add pictures or leave",
+        match=r"2 private identities have fewer than 3 .*: ann \(1\), cy \(2\)\. Add images",
     ):
         make_split(fixed(counts=(1, 20, 2)), seed=0)
 
 
 def test_repeats_within_an_identity_are_dropped_and_counted():
     data = fixed()
-    private = with_picture(
-        with_picture(data.private, 4, data.private.pixels[3]), 5, data.private.pixels[3]
+    private = with_image(
+        with_image(data.private, 4, data.private.pixels[3]), 5, data.private.pixels[3]
     )
-    public = with_picture(data.public, 1, data.public.pixels[0])
+    public = with_image(data.public, 1, data.public.pixels[0])
     split = make_split(Fixed(private, public), seed=0)
     assert split.manifest["repeats_dropped"] == {"private": 2, "public": 1}
     assert len(split.train) + len(split.validation) + len(split.test) == len(data.private) - 2
     assert split.public.sources == (data.public.sources[0], *data.public.sources[2:])
-    with pytest.raises(DataError, match=r"fewer than 3 different pictures, .*: cy \(2\)"):
+    with pytest.raises(DataError, match=r"fewer than 3 different images, .*: cy \(2\)"):
         make_split(
-            replace(data, private=with_picture(data.private, 31, data.private.pixels[32])), seed=0
+            replace(data, private=with_image(data.private, 31, data.private.pixels[32])), seed=0
         )
 
 
-def test_attributes_travel_with_their_pictures():
+def test_attributes_travel_with_their_images():
     data = fixed(attributes=True)
     split = make_split(data, seed=0)
     assert split.test.attribute_names == ("hat", "beard")
@@ -181,7 +131,7 @@ def test_manifest_is_plain_and_sensitive_to_content():
     assert json.loads(json.dumps(manifest)) == manifest
     assert manifest["seed"] == 3
     assert manifest["test_fraction"] == 0.2
-    assert manifest["parts"]["public"]["pictures"] == 12
+    assert manifest["parts"]["public"]["images"] == 12
     assert manifest["parts"]["train"]["identities"] == 3
     hashes = [facts["sha256"] for facts in manifest["parts"].values()]
     assert len(set(hashes)) == 4
@@ -190,7 +140,7 @@ def test_manifest_is_plain_and_sensitive_to_content():
     )
     renamed = replace(data.public, names=("dee", "eva"))
     relabelled = replace(data.public, labels=data.public.labels.flip(0))
-    for public in (with_picture(data.public, 0, one_level), renamed, relabelled):
+    for public in (with_image(data.public, 0, one_level), renamed, relabelled):
         changed = make_split(replace(data, public=public), seed=3).manifest["parts"]
         assert changed["public"]["sha256"] != hashes[3]
         assert changed["train"] == manifest["parts"]["train"]
@@ -200,7 +150,7 @@ def test_manifest_is_plain_and_sensitive_to_content():
     assert make_split(replace(data, public=moved), seed=3).manifest == manifest
 
 
-def test_digits_make_a_split_without_alarm():
+def test_digits_make_a_split_without_problems():
     split = make_split(Digits(size=16), seed=0)
     assert split.manifest["repeats_dropped"] == {"private": 0, "public": 0}
     assert len(split.train) > 4 * len(split.validation)
@@ -213,13 +163,13 @@ MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 @pytest.mark.skipif(
     not MNIST.is_dir(), reason="MNIST's files are not at ../shared/data/mnist beside the repository"
 )
-def test_mnist_makes_a_split_without_alarm():
+def test_mnist_makes_a_split_without_problems():
     split = make_split(Mnist(root=MNIST), seed=0)
     assert sum(len(getattr(split, part)) for part in PARTS) == 60_000
 
 
 @pytest.mark.slow
-def test_thousands_of_faces_make_a_split_without_alarm():
+def test_thousands_of_faces_make_a_split_without_problems():
     data = Faces(identities=1000, images=5, public_identities=5000, public_images=1)
     split = make_split(data, seed=0)
     assert split.manifest["repeats_dropped"] == {"private": 0, "public": 0}
@@ -243,39 +193,39 @@ def test_overlapping_identities_are_refused_whatever_their_case():
 def test_names_that_differ_in_case_only_are_refused():
     with pytest.raises(
         DataError,
-        match=r"2 private identities have names that differ at most in case: ann, Ann; merge or rename them",
+        match=r"2 private identities have names that differ at most in case: ann, Ann; merge",
     ):
         make_split(fixed(names=("ann", "bob", "Ann")), seed=0)
 
 
-def test_the_same_picture_private_and_public():
+def test_the_same_image_private_and_public():
     data = fixed()
-    private = with_picture(data.private, 12, data.public.pixels[7])
+    private = with_image(data.private, 12, data.public.pixels[7])
     with pytest.raises(
         DataError,
-        match=r"^1 pictures are both private and public: \w+ bob/12\.png = public eve/7\.png; remove them from one side$",
+        match=r"^1 images are both private and public: \w+ bob/12\.png = public eve/7\.png[^=]*$",
     ):
         make_split(replace(data, private=private), seed=0)
 
 
 @pytest.mark.parametrize("side", ["private", "public"])
-def test_the_same_picture_under_two_names(side):
+def test_the_same_image_under_two_names(side):
     data = fixed()
     table = getattr(data, side)
-    table = with_picture(table, 0, table.pixels[-1])
+    table = with_image(table, 0, table.pixels[-1])
     with pytest.raises(
         DataError,
-        match=r"^1 pictures appear under two names: \w+ \w+/\d+\.png = \w+ \w+/\d+\.png; keep each",
+        match=r"^1 images appear under two names: \w+ \w+/\d+\.png = \w+ \w+/\d+\.png; keep each",
     ):
         make_split(replace(data, **{side: table}), seed=0)
 
 
-def test_a_picture_in_train_and_test():
+def test_an_image_in_train_and_test():
     split = make_split(fixed(), seed=0)
-    copied = replace(split, test=with_picture(split.test, 0, split.train.pixels[0]))
+    copied = replace(split, test=with_image(split.test, 0, split.train.pixels[0]))
     with pytest.raises(
         DataError,
-        match=r"^1 pictures leak from one private part into another: train ann/\d+\.png = test ann/\d+\.png; keep one copy",
+        match=r"^1 images are in two private parts: train ann/\d+\.png = test ann/\d+\.png; keep",
     ):
         check_split(copied)
 
@@ -289,63 +239,57 @@ def test_near_copies_between_private_and_public():
         np.array(Image.open(stream).resize((16, 16), Image.Resampling.BILINEAR))
     ).permute(2, 0, 1)
     assert not torch.equal(copy, data.private.pixels[11])
-    public = with_picture(data.public, 3, copy)
+    public = with_image(data.public, 3, copy)
     with pytest.raises(
         DataError,
-        match=r"^1 private pictures are nearly the same as a public one: \w+ bob/11\.png = public dee/3\.png; remove",
+        match=r"^1 private images are nearly the same .*: \w+ bob/11\.png = public dee/3\.png",
     ):
         make_split(replace(data, public=public), seed=0)
-    # Within the private side near copies are allowed: two photos of one progress are.
-    private = with_picture(data.private, 12, copy)
+    # Within the private side near copies are allowed: two photos of one moment are.
+    private = with_image(data.private, 12, copy)
     make_split(replace(data, private=private), seed=0)
 
 
-def test_all_problems_are_told_at_once_and_long_lists_are_cut():
+def test_one_error_lists_all_problems_and_cuts_long_lists():
     data = fixed(public=("ann", "eve"))
     private = data.private
     for row in range(10, 17):
-        private = with_picture(private, row, data.public.pixels[row - 10])
-    private = with_picture(private, 0, private.pixels[25])
+        private = with_image(private, row, data.public.pixels[row - 10])
+    private = with_image(private, 0, private.pixels[25])
     with pytest.raises(DataError) as caught:
         make_split(replace(data, private=private), seed=0)
     message = str(caught.value)
     assert "1 identities are both private and public: ann" in message
-    assert "7 pictures are both private and public" in message
+    assert "7 images are both private and public" in message
     assert message.count(" = public ") == 5
     assert "and 2 more" in message
-    assert "1 pictures appear under two names" in message
+    assert "1 images appear under two names" in message
     assert "nearly the same" not in message
     assert "\n" not in message
 
 
-def test_public_pictures_without_identities():
+def test_public_images_without_identities():
     data = fixed()
     unnamed = replace(data.public, names=(), labels=torch.full((12,), -1))
-    split = make_split(replace(data, public=with_picture(unnamed, 0, unnamed.pixels[11])), seed=0)
+    split = make_split(replace(data, public=with_image(unnamed, 0, unnamed.pixels[11])), seed=0)
     assert split.public.labels.unique().tolist() == [-1]
     assert split.manifest["repeats_dropped"]["public"] == 1
-    with pytest.raises(
-        DataError, match="public labels that name nobody: -1; 2 identities are named"
-    ):
+    with pytest.raises(DataError, match="public labels without a name: -1; 2 identities are named"):
         make_split(replace(data, public=replace(unnamed, names=("dee", "eve"))), seed=0)
 
 
 def test_tables_that_break_the_contract_are_refused():
     data = fixed()
-    with pytest.raises(
-        DataError, match="private labels that name nobody: 2; 2 identities are named"
-    ):
+    with pytest.raises(DataError, match="private labels without a name: 2; 2 identities are named"):
         make_split(replace(data, private=replace(data.private, names=("ann", "bob"))), seed=0)
     with pytest.raises(DataError, match="private identities: 0; a classifier needs at least 2"):
         make_split(
             replace(data, private=replace(data.private, names=(), labels=torch.full((33,), -1))),
             seed=0,
         )
-    with pytest.raises(
-        DataError, match="no public pictures: an attacker's prior is learned from them"
-    ):
+    with pytest.raises(DataError, match="no public images: an attacker's prior is trained on them"):
         make_split(replace(data, public=data.public.at(torch.tensor([], dtype=torch.long))), seed=0)
-    with pytest.raises(DataError, match="the parts hold pictures of different shapes"):
+    with pytest.raises(DataError, match="the parts hold images of different shapes"):
         make_split(
             replace(data, public=replace(data.public, pixels=data.public.pixels[:, :1])), seed=0
         )
@@ -356,7 +300,7 @@ def test_parts_that_do_not_fit_together_are_refused():
     with pytest.raises(DataError, match="train, validation and test name different identities"):
         check_split(replace(split, test=replace(split.test, names=("ann", "cy", "bob"))))
     with pytest.raises(
-        DataError, match="test has no picture of ann: every private identity needs one in each part"
+        DataError, match="test has no image of ann: every private identity needs one in each part"
     ):
         check_split(
             replace(split, test=split.test.at((split.test.labels != 0).nonzero().flatten()))
@@ -384,7 +328,7 @@ def test_folder_to_split(tmp_path):
     save("public/q1/copy.jpg", 12, size=200)  # private p1/2 again, larger and re-encoded
     with pytest.raises(
         DataError,
-        match=r"1 private pictures are nearly the same as a public one: \w+ p1/2\.png = public q1/copy\.jpg",
+        match=r"1 private images are nearly the same as .*: \w+ p1/2\.png = public q1/copy\.jpg",
     ):
         make_split(data, seed=0)
     (tmp_path / "public/q1/copy.jpg").unlink()
@@ -392,104 +336,6 @@ def test_folder_to_split(tmp_path):
     save("private/single/0.png", 500)
     with pytest.raises(
         DataError,
-        match=r"1 private identities have fewer than 3 different pictures, .*: single \(1\)",
+        match=r"1 private identities have fewer than 3 different images, .*: single \(1\)",
     ):
         make_split(data, seed=0)
-
-
-# saving and loading
-
-
-@pytest.fixture
-def saved(tmp_path):
-    split = make_split(fixed(attributes=True), seed=0)
-    save_split(split, tmp_path)
-    return split, tmp_path
-
-
-def test_round_trip(saved):
-    split, folder = saved
-    loaded = load_split(folder)
-    assert loaded.manifest == split.manifest
-    assert loaded.key == ""
-    for name in PARTS:
-        ours, theirs = getattr(split, name), getattr(loaded, name)
-        assert torch.equal(ours.pixels, theirs.pixels)
-        assert torch.equal(ours.labels, theirs.labels)
-        assert torch.equal(ours.attributes, theirs.attributes)
-        assert (ours.names, ours.sources, ours.attribute_names) == (
-            theirs.names,
-            theirs.sources,
-            theirs.attribute_names,
-        )
-    assert sorted(path.name for path in folder.iterdir()) == ["split.json", "split.safetensors"]
-
-
-def test_same_split_same_bytes(saved, tmp_path_factory):
-    _, folder = saved
-    other = tmp_path_factory.mktemp("other")
-    save_split(make_split(fixed(attributes=True), seed=0), other)
-    for name in ("split.json", "split.safetensors"):
-        assert (folder / name).read_bytes() == (other / name).read_bytes()
-
-
-def test_splits_made_by_hand_are_saved_with_their_facts(tmp_path):
-    split = make_split(fixed(), seed=0)
-    by_hand = Split(split.train, split.validation, split.test, split.public)
-    save_split(by_hand, tmp_path)
-    assert load_split(tmp_path).manifest["parts"] == split.manifest["parts"]
-
-
-def rewrite(folder, change):
-    path = folder / "split.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    change(tensors)
-    save_file(tensors, path)
-
-
-def test_changed_files_are_refused(saved):
-    _, folder = saved
-    rewrite(folder, lambda tensors: tensors["test.pixels"][0].add_(1))
-    with pytest.raises(
-        StoreError, match=r"is not that of its manifest \(test\): its files changed, make it again"
-    ):
-        load_split(folder)
-
-
-def test_swapped_labels_are_refused(saved):
-    _, folder = saved
-    rewrite(
-        folder,
-        lambda tensors: tensors.update(
-            {"train.labels": tensors["train.labels"].flip(0).contiguous()}
-        ),
-    )
-    with pytest.raises(StoreError, match=r"manifest \(train\)"):
-        load_split(folder)
-
-
-def test_missing_and_unknown_tensors_are_refused(saved):
-    _, folder = saved
-    rewrite(folder, lambda tensors: tensors.update({"extra.pixels": torch.zeros(1)}))
-    with pytest.raises(StoreError, match=r"manifest \(extra\.pixels\)"):
-        load_split(folder)
-    rewrite(folder, lambda tensors: [tensors.pop("extra.pixels"), tensors.pop("public.attributes")])
-    with pytest.raises(StoreError, match=r"manifest \(public\)"):
-        load_split(folder)
-    rewrite(folder, lambda tensors: tensors.pop("public.pixels"))
-    with pytest.raises(
-        StoreError, match=r"no usable split in .* \('public\.pixels'\): make it again"
-    ):
-        load_split(folder)
-
-
-@pytest.mark.parametrize("name", ["split.json", "split.safetensors"])
-def test_missing_and_truncated_files_are_refused(saved, name):
-    _, folder = saved
-    data = (folder / name).read_bytes()
-    (folder / name).write_bytes(data[: len(data) // 2])
-    with pytest.raises(StoreError, match="no usable split in"):
-        load_split(folder)
-    (folder / name).unlink()
-    with pytest.raises(StoreError, match=r"no usable split in .*No such file"):
-        load_split(folder)

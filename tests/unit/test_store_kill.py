@@ -1,4 +1,4 @@
-"""Whatever progress a run is killed at, running it again ends with the bytes of an unbroken run, and nothing is left lying about."""
+"""A run killed at any time and started again ends with the bytes of an unbroken run."""
 
 import os
 import random
@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from frostglass.runtime.seeding import generator_for
 from frostglass.store import lease as lease_module
 from frostglass.store import store as store_module
 from frostglass.store.files import Work, read_json, read_tensors, write_json, write_tensors
-from frostglass.store.store import Event, Step, Store
+from frostglass.store.step import Event, Step
+from frostglass.store.store import Store
 from killing import changing, die_before_change, ended, fork, run, run_until_done, tree
 
 
@@ -38,7 +40,7 @@ def save_numbers(product: Numbers, folder: Path) -> None:
     write_tensors(folder / "numbers.safetensors", {"values": product.values})
 
 
-def load_numbers(folder: Path) -> Numbers:
+def load_numbers(folder: Path, device: torch.device) -> Numbers:
     return Numbers(read_tensors(folder / "numbers.safetensors")[0]["values"])
 
 
@@ -46,21 +48,21 @@ def save_summary(product: Numbers, folder: Path) -> None:
     write_json(folder / "summary.json", product.values.tolist())
 
 
-def load_summary(folder: Path) -> Numbers:
+def load_summary(folder: Path, device: torch.device) -> Numbers:
     return Numbers(torch.tensor(read_json(folder / "summary.json"), dtype=torch.float64))
 
 
-def draw(size: int, *, seed: int, work: Work) -> Numbers:
+def draw(size: int, *, seed: int, **_: Any) -> Numbers:
     return Numbers(torch.randn(size, generator=generator_for(seed, "draw")))
 
 
 def walker(log: Path):
-    """A walk that checkpoints every step, and writes a line a step to `log`, which is outside the store and so tells what really ran."""
+    """Make a walk that checkpoints every step, and logs each outside the store as it runs."""
 
-    def walk(config: Walk, start: Numbers, *, seed: int, work: Work) -> Numbers:
+    def walk(config: Walk, *, start: Numbers, seed: int, work: Work, **_: Any) -> Numbers:
         generator, values, done = generator_for(seed, "walk"), start.values, 0
-        if found := work.load("state"):
-            tensors, kept = found
+        if checkpoint := work.load("state"):
+            tensors, kept = checkpoint
             generator.set_state(tensors["generator"])
             values, done = tensors["values"], kept["done"]
         for number in range(done, config.steps):
@@ -79,7 +81,7 @@ def walker(log: Path):
     return walk
 
 
-def summarise(config: None, walked: Numbers, start: Numbers, *, seed: int, work: Work) -> Numbers:
+def summarise(config: None, *, walked: Numbers, start: Numbers, **_: Any) -> Numbers:
     return Numbers(
         torch.stack([(walked.values - start.values).double().mean(), walked.values.double().std()])
     )
@@ -89,10 +91,14 @@ def pipeline(root: Path, log: Path, config: Walk, listener=None) -> Numbers:
     store = Store(root, listener)
     start = store.step(Step("split", 1, draw, save_numbers, load_numbers), 20, seed=3)
     walked = store.step(
-        Step("target", 1, walker(log), save_numbers, load_numbers), config, start, seed=3
+        Step("target", 1, walker(log), save_numbers, load_numbers), config, start=start, seed=3
     )
     return store.step(
-        Step("scores", 1, summarise, save_summary, load_summary), None, walked, start, seed=3
+        Step("scores", 1, summarise, save_summary, load_summary),
+        None,
+        walked=walked,
+        start=start,
+        seed=3,
     )
 
 
@@ -118,18 +124,15 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
         assert tree(root) == expected
         walked = len(log.read_text().splitlines())
         assert config.steps <= walked <= config.steps + killed, (
-            "at most the step in hand may be lost to a kill"
+            "a kill may lose at most the current step"
         )
         kills += killed
     assert kills >= 30
 
 
-def test_killed_before_every_single_file_operation_it_ends_with_the_same_bytes(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(
-        os, "fsync", lambda _: None
-    )  # a killed process leaves its unsynced writes to the system: syncing only costs time here
+def test_killed_before_every_file_operation_it_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    # The system keeps the unsynced writes of a killed process: syncing only costs time here.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     step = Step("target", 1, walker(tmp_path / "log"), save_numbers, load_numbers)
     config, start, counts = (
         Walk(steps=2, pause=0.0),
@@ -140,7 +143,7 @@ def test_killed_before_every_single_file_operation_it_ends_with_the_same_bytes(
     def counted() -> None:
         changes = []
         changing(tmp_path / "unbroken", lambda: changes.append(1))
-        Store(tmp_path / "unbroken").step(step, config, start, seed=3)
+        Store(tmp_path / "unbroken").step(step, config, start=start, seed=3)
         counts.write_text(str(len(changes)))
 
     run(counted)
@@ -152,12 +155,12 @@ def test_killed_before_every_single_file_operation_it_ends_with_the_same_bytes(
 
         def doomed(root: Path = root, number: int = number) -> None:
             die_before_change(root, number)
-            Store(root).step(step, config, start, seed=3)
+            Store(root).step(step, config, start=start, seed=3)
 
         assert ended(fork(doomed)) == -signal.SIGKILL
         assert ended(fork(partial(doomed, number=again.randint(1, 30)))) in (0, -signal.SIGKILL)
         began = time.monotonic()
-        run(lambda root=root: Store(root).step(step, config, start, seed=3))
+        run(lambda root=root: Store(root).step(step, config, start=start, seed=3))
         assert tree(root) == expected, f"killed before change {number} of {total}"
         assert time.monotonic() - began < 5, "a dead process on this machine must not be waited for"
 
@@ -172,10 +175,10 @@ def kill_after_a_checkpoint(root: Path, log: Path, config: Walk) -> None:
 def wait_for(root: Path, pattern: str) -> Path:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if found := next(root.glob(pattern), None):
-            return found
+        if path := next(root.glob(pattern), None):
+            return path
         time.sleep(0.002)
-    raise AssertionError(f"nothing like {pattern} came")
+    raise AssertionError(f"no file {pattern} appeared")
 
 
 def test_seconds_and_attempts_add_up_over_kills(tmp_path):
@@ -188,7 +191,7 @@ def test_seconds_and_attempts_add_up_over_kills(tmp_path):
     assert timing["finished"].endswith("+00:00")
 
 
-def test_a_resumed_step_says_so(tmp_path):
+def test_a_resumed_step_is_reported(tmp_path):
     config, root, log, events = Walk(steps=4, pause=0.1), tmp_path / "store", tmp_path / "log", []
     kill_after_a_checkpoint(root, log, config)
     pipeline(root, log, config, events.append)
@@ -199,7 +202,7 @@ def test_a_resumed_step_says_so(tmp_path):
     assert [event.kind for event in events if event.step == "split"] == ["cached"]
 
 
-def test_many_processes_make_a_step_once(tmp_path):
+def test_many_processes_run_a_step_once(tmp_path):
     config = Walk(steps=3, pause=0.02)
     for number in range(4):
         root, log, gate = (
@@ -209,9 +212,7 @@ def test_many_processes_make_a_step_once(tmp_path):
         )
 
         def body(root: Path = root, log: Path = log, gate: float = gate) -> None:
-            time.sleep(
-                max(0, gate - time.monotonic())
-            )  # all at once, so that they also race to make the store
+            time.sleep(max(0, gate - time.monotonic()))  # so that they race to create the store
             pipeline(root, log, config)
 
         assert [ended(pid) for pid in [fork(body) for _ in range(4)]] == [0, 0, 0, 0]
@@ -239,9 +240,7 @@ def test_many_waiters_take_over_from_a_dead_process_once(tmp_path):
         assert len({pid for pid, _ in lines}) == 1
 
 
-def test_a_process_that_slept_through_its_lease_gives_way_and_takes_the_result(
-    tmp_path, monkeypatch
-):
+def test_a_suspended_process_that_lost_its_lease_loads_the_result(tmp_path, monkeypatch):
     monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(lease_module, "STALE_SECONDS", 1.0)
     config, root, log = Walk(steps=6, pause=0.03), tmp_path / "store", tmp_path / "log"

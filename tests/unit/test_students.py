@@ -1,7 +1,8 @@
-"""Students and feature statistics: the divergence by hand, resuming, what is refused, files, and that students learn to agree."""
+"""Students and feature statistics: the divergence by hand, resuming, refusals, files, learning."""
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from frostglass.priors.base import identity_hashes
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import Students, distillation, resized
 from frostglass.priors.wgan import Wgan
+from frostglass.runtime.seeding import generator_for
 from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, prior, same_weights, target
 
 PUBLIC = images(44, 5, names="stranger")
@@ -27,7 +29,7 @@ def white_box():
 
 
 def forgetful(*, classes, image_shape):
-    """A network with dropout, built by its user: its training draws from torch's global generator."""
+    """A user's network with dropout: its training draws from torch's global generator."""
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(math.prod(image_shape), classes))
 
 
@@ -66,7 +68,8 @@ def test_statistics_against_a_slow_reference():
     found = method.train(PUBLIC, made.view(["gradients"]), base=prior(), seed=3, work=NoWork())
     assert found.features.shape == (2, 128)
     made.module.eval()
-    chosen = method._chosen(len(PUBLIC), 3)
+    rng = generator_for(3, "students", "statistics")
+    chosen = torch.randperm(len(PUBLIC), generator=rng)[:13]
     assert len(set(chosen.tolist())) == 13
     assert chosen.tolist() != sorted(chosen.tolist())
     rows = [made.module[:6](PUBLIC.floats(index[None])).detach()[0].double() for index in chosen]
@@ -77,7 +80,7 @@ def test_statistics_against_a_slow_reference():
     assert found.info["students"] == []
 
 
-def test_more_statistics_than_pictures_take_all():
+def test_more_statistics_than_images_take_all():
     found = replace(SMALL, students=(), statistics=1000).train(
         PUBLIC, (view := white_box()), base=prior(), work=NoWork()
     )
@@ -89,7 +92,7 @@ def test_more_statistics_than_pictures_take_all():
 
 
 def test_one_epoch_is_plain_gradient_descent():
-    """Without momentum, in one batch, a student moves against the gradient of the divergence, lr times."""
+    """Without momentum, in one batch, a student moves by -lr times the divergence's gradient."""
     method = Students(
         base=BASE,
         students=TWO[:1],
@@ -155,7 +158,7 @@ def test_a_finished_student_is_not_trained_again(monkeypatch):
     assert trained == [found.students[1]] * 2
 
 
-def test_the_target_is_as_before_and_was_asked_once_for_each_picture():
+def test_the_target_is_as_before_and_was_asked_once_for_each_image():
     made = target()
     made.module[0].requires_grad_(False)
     before = {name: t.clone() for name, t in made.module.state_dict().items()}
@@ -177,17 +180,19 @@ def test_the_target_is_as_before_and_was_asked_once_for_each_picture():
 
 
 def test_students_learn_to_agree_with_the_target():
-    made = target()
-    for epochs, least, most in ((20, 0.85, 1.0), (1, 0.0, 0.6)):
-        method = Students(base=BASE, students=TWO, epochs=epochs, batch=16, lr=0.05, statistics=0)
-        found = method.train(
-            images(160, 4, names="stranger"), made.view(["scores"]), base=prior(), work=NoWork()
-        )
-        assert [fact["model"] for fact in found.info["students"]] == ["cnn", "cnn"]
-        assert all(least <= fact["agreement"] <= most for fact in found.info["students"]), (
-            found.info["students"]
-        )
-        assert not any(student.training for student in found.students)
+    victim, public = target(), images(160, 4, names="stranger")
+    method = Students(base=BASE, students=TWO, epochs=20, batch=16, lr=0.02, statistics=0)
+    trained, fresh = (
+        chosen.train(public, victim.view(["scores"]), base=prior(), work=NoWork())
+        for chosen in (method, replace(method, epochs=1, lr=1e-9))
+    )
+    facts = trained.info["students"]
+    assert [fact["model"] for fact in facts] == ["cnn", "cnn"]
+    assert all(fact["agreement"] > 0.6 for fact in facts)  # ten seeds: 0.75 to 0.99
+    # Ten seeds: 0.01 to 0.83 after training; three seeds: 1.30 to 1.47 before.
+    for after, before in zip(facts, fresh.info["students"], strict=True):
+        assert after["divergence"] < 0.85 * before["divergence"]
+    assert not any(student.training for student in trained.students)
 
 
 def test_what_is_told_of_a_student_is_true():
@@ -217,12 +222,11 @@ def test_file_round_trip(tmp_path):
     assert (read.tied_to, read.classes, read.latent, read.image_shape) == ("target", 4, 5, SHAPE)
     assert read.info["base"]["method"]["name"] == "wgan"
     assert read.info["students"] == made.info["students"]
-    pictures = read.images(torch.zeros(2, 5))
+    images = read.images(torch.zeros(2, 5))
     assert all(
-        torch.equal(a(pictures), b(pictures))
-        for a, b in zip(made.students, read.students, strict=True)
+        torch.equal(a(images), b(images)) for a, b in zip(made.students, read.students, strict=True)
     )
-    assert all(student(pictures).shape == (2, 4) for student in read.students)
+    assert all(student(images).shape == (2, 4) for student in read.students)
     with pytest.raises(CheckpointError, match="was fitted to one target"):
         Pretrained(weights=str(tmp_path / "p.safetensors")).read(SHAPE)
 
@@ -248,16 +252,16 @@ def test_everyone_who_was_seen_is_remembered():
     assert torch.equal(found.seen_identities, identity_hashes([*PUBLIC.names, "ann"]))
 
 
-def test_students_take_the_pictures_that_the_prior_makes():
-    """A prior of smaller pictures than the data: students are shown public pictures as small as those they will be used on."""
+def test_students_take_the_images_that_the_prior_makes():
+    """A prior of smaller images than the data: students see public images of the prior's size."""
     small = (3, 8, 8)
     found = replace(SMALL, students=TWO[:1]).train(
         PUBLIC, white_box(), base=prior(small), work=NoWork()
     )
     assert found.students[0](found.images(torch.zeros(2, 6))).shape == (2, 4)
-    pictures = resized(PUBLIC, small)(torch.arange(3))
+    images = resized(PUBLIC, small)(torch.arange(3))
     assert torch.allclose(
-        pictures,
+        images,
         nn.functional.interpolate(PUBLIC.floats()[:3], size=8, mode="bilinear", antialias=True),
     )
     assert torch.equal(resized(PUBLIC, SHAPE)(torch.arange(3)), PUBLIC.floats()[:3])
@@ -277,13 +281,10 @@ def test_a_student_can_start_from_a_checkpoint(tmp_path):
     (student,) = method.train(PUBLIC, white_box(), base=prior(), work=NoWork()).students
     assert torch.equal(student.stage1[0].weight, other.stage1[0].weight)
     assert student.head.weight.shape == (4, 32)
-    assert method.files() == [table["start"]]
+    assert method.files() == [Path(table["start"])]
     own = {"model": f"{__name__}:forgetful"}
-    assert Students(students=(table, own)).files() == [
-        str(Pretrained().path()),
-        table["start"],
-        __file__,
-    ]
+    expected = [Pretrained().path(), Path(table["start"]), Path(__file__)]
+    assert Students(students=(table, own)).files() == expected
 
 
 def test_what_cannot_be_is_refused():
@@ -302,7 +303,10 @@ def test_what_cannot_be_is_refused():
     for base in ({}, {"name": "students"}, {"name": 3}):
         with pytest.raises(
             ConfigError,
-            match=r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; got \{",
+            match=(
+                r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; "
+                r"got \{"
+            ),
         ):
             Students(base=base)
     for table in ({}, {"model": 3}, {"model": "cnn", "width": 3}, {"model": "cnn", "options": 3}):
@@ -329,7 +333,7 @@ def test_what_is_not_finite_is_reported():
     with torch.no_grad():
         made.module[6].bias[0] = math.nan
     with pytest.raises(
-        RunError, match="the target's scores are not finite for 44 of 44 public pictures"
+        RunError, match="the target's scores are not finite for 44 of 44 public images"
     ):
         SMALL.train(PUBLIC, made.view(["gradients"]), base=prior(), work=NoWork())
 

@@ -1,4 +1,4 @@
-"""The StyleGAN2 prior: losses by hand, resuming, files, parts that fit a memory budget, and what it refuses."""
+"""The StyleGAN2 prior: losses by hand, resuming, files, memory budget, refusals."""
 
 from dataclasses import asdict, replace
 
@@ -13,10 +13,10 @@ from frostglass.priors._diffaugment import changed
 from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.stylegan2 import (
     Stylegan2,
-    StylePictures,
-    path_spread,
-    picture_bytes,
-    steepness,
+    StyleImages,
+    image_bytes,
+    path_length_variance,
+    squared_gradient,
 )
 from frostglass.runtime.seeding import seeded
 from frostglass.store.files import write_tensors
@@ -57,34 +57,34 @@ def weights(tmp_path):
 
 def test_r1_of_a_linear_critic_is_the_square_of_its_weights():
     critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 1, bias=False))
-    assert steepness(critic, torch.rand(5, 3, 2, 2, generator=rng())).item() == pytest.approx(
-        critic[1].weight.square().sum().item(), rel=1e-5
-    )
+    assert squared_gradient(
+        critic, torch.rand(5, 3, 2, 2, generator=rng())
+    ).item() == pytest.approx(critic[1].weight.square().sum().item(), rel=1e-5)
 
 
 def test_r1_can_be_learned_from():
     critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Softplus(), nn.Linear(4, 1)).double()
-    pictures = torch.rand(3, 3, 2, 2, generator=rng()).double()
+    images = torch.rand(3, 3, 2, 2, generator=rng()).double()
     slow = torch.stack(
         [
-            torch.autograd.functional.jacobian(lambda x: critic(x[None])[0, 0], picture)
+            torch.autograd.functional.jacobian(lambda x: critic(x[None])[0, 0], image)
             .square()
             .sum()
-            for picture in pictures
+            for image in images
         ]
     ).mean()
-    fast = steepness(critic, pictures)
+    fast = squared_gradient(critic, images)
     assert torch.allclose(fast, slow)
     fast.backward()
     assert critic[1].weight.grad.abs().sum() > 0
 
 
 def test_path_spread_against_a_slow_reference():
-    """‖Jᵀy‖ of each row from its whole Jacobian, root of the mean over layers; the spread is around the batch's mean."""
+    """‖Jᵀy‖ of each row from its whole Jacobian, root of the mean over layers."""
     with seeded(0, "tests"):
         network = SMALL.networks((3, 8, 8))[0].network.double()
     ws = torch.randn(3, network.settings.num_ws, 5, generator=rng()).double().requires_grad_()
-    fast = path_spread(network.synthesis(ws, "none"), ws, rng(4))
+    fast = path_length_variance(network.synthesis(ws, "none"), ws, rng(4))
     noise = torch.randn(3, 3, 8, 8, generator=rng(4)).double() / 8
     lengths = []
     for row in range(3):
@@ -123,7 +123,7 @@ def test_every_term_of_the_losses_counts():
 
 
 def test_learns_to_look_like_its_data():
-    """Of plain pictures of one colour, the mean picture of a trained generator comes near that colour."""
+    """Trained on images of one colour, the generator's mean image comes near that colour."""
     colour = torch.tensor([230, 60, 100], dtype=torch.uint8)
     public = replace(PUBLIC, pixels=colour[:, None, None].expand(40, 3, 16, 16).contiguous())
     method = Stylegan2(
@@ -138,7 +138,7 @@ def test_learns_to_look_like_its_data():
             (prior.images(latents).mean((0, 2, 3)) - colour / 255).abs().max()
             for prior in (trained, untrained)
         )
-    assert near < 0.1 < 0.3 < far
+    assert near < 0.1 < 0.2 < far  # seven seeds: 0.01 to 0.03, and 0.32 to 0.75
 
 
 def test_the_mean_style_follows_the_styles():
@@ -146,7 +146,7 @@ def test_the_mean_style_follows_the_styles():
     assert trained.generator.network.mapping.w_avg.abs().sum() > 0
 
 
-def test_pictures_are_cut_off_and_paint_is_not():
+def test_images_are_cut_off_and_paint_is_not():
     generator = SMALL.networks((3, 16, 16))[0]
     with torch.no_grad():
         generator.network.synthesis.blocks[-1].torgb.bias += 5
@@ -168,7 +168,7 @@ def test_file_round_trip(tmp_path):
     assert torch.equal(again.seen_identities, prior.seen_identities)
 
 
-def test_converted_weights_make_the_networks_own_pictures(weights, tmp_path):
+def test_converted_weights_make_the_networks_own_images(weights, tmp_path):
     path, network = weights
     prior = Stylegan2(weights=path).train(images(4, 2, (3, 32, 32)))
     latents = torch.randn(3, 6, generator=rng())
@@ -200,32 +200,29 @@ def test_crop_and_size(weights, tmp_path):
 
 
 @pytest.mark.parametrize("memory", [1e-9, 3e-4])
-def test_parts_that_fit_the_memory_make_the_same_pictures_and_gradients(memory):
+def test_parts_that_fit_the_memory_make_the_same_images_and_gradients(memory):
     with seeded(0, "tests"):
         network = SMALL.networks((3, 16, 16))[0].network.double()
     latents = torch.randn(16, 6, generator=rng()).double()
-    together, parts = StylePictures(network, 4.0), StylePictures(network, memory)
-    assert together.together >= 16
-    assert parts.together == max(
+    together, parts = StyleImages(network, 4.0), StyleImages(network, memory)
+    assert together.rows_at_once >= 16
+    assert parts.rows_at_once == max(
         1,
         2
         ** int(
-            torch.tensor(memory * 2**30 / picture_bytes(network.settings))
-            .log2()
-            .floor()
-            .clamp(min=0)
+            torch.tensor(memory * 2**30 / image_bytes(network.settings)).log2().floor().clamp(min=0)
         ),
     )
     results = []
     for generator in (together, parts):
         z = latents.clone().requires_grad_()
-        pictures = generator(z)
-        results.append((pictures.detach(), torch.autograd.grad(pictures.square().sum(), z)[0]))
+        images = generator(z)
+        results.append((images.detach(), torch.autograd.grad(images.square().sum(), z)[0]))
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*results, strict=True))
 
 
 def test_the_budget_bounds_what_gradients_keep():
-    """Fewer bytes are kept for the backward pass when pictures are made in parts."""
+    """Fewer bytes are kept for the backward pass when images are made in parts."""
     with seeded(0, "tests"):
         network = SMALL.networks((3, 16, 16))[0].network
 
@@ -238,9 +235,7 @@ def test_the_budget_bounds_what_gradients_keep():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            StylePictures(network, memory)(
-                torch.randn(16, 6, generator=rng()).requires_grad_()
-            ).sum()
+            StyleImages(network, memory)(torch.randn(16, 6, generator=rng()).requires_grad_()).sum()
         return total
 
     assert kept(1e-9) < kept(4.0) / 10
@@ -249,10 +244,10 @@ def test_the_budget_bounds_what_gradients_keep():
 @pytest.mark.parametrize(
     ("method", "shape", "message"),
     [
-        (Stylegan2(), (3, 24, 24), "square pictures of 8, 16, ..., 1024 pixels, got 24×24"),
+        (Stylegan2(), (3, 24, 24), "square images of 8, 16, ..., 1024 pixels, got 24×24"),
         (Stylegan2(), (3, 16, 32), "got 16×32"),
-        (Stylegan2(crop=8), (3, 16, 16), "are for weights that are read"),
-        (Stylegan2(resolution=32), (3, 16, 16), "are for weights that are read"),
+        (Stylegan2(crop=8), (3, 16, 16), "are for weights from a file"),
+        (Stylegan2(resolution=32), (3, 16, 16), "are for weights from a file"),
         (Stylegan2(weights="nowhere.safetensors"), (3, 16, 16), "no file at 'nowhere.safetensors'"),
     ],
 )
@@ -265,7 +260,7 @@ def test_weights_of_another_size_are_refused(weights):
     path, _ = weights
     with pytest.raises(
         CheckpointError,
-        match=r"makes pictures of 32×32 pixels, the data has 16×16: set prior.resize",
+        match=r"makes images of 32×32 pixels, the data has 16×16: set prior.resize",
     ):
         Stylegan2(weights=path).train(PUBLIC)
     with pytest.raises(ConfigError, match=r"prior.crop \(40\) is larger than the 32 pixels"):
@@ -278,30 +273,30 @@ def test_bad_parameters_are_refused():
 
 
 def test_changes_keep_shapes_rows_and_gradients():
-    pictures = torch.randn(6, 3, 8, 8, generator=rng()).double().requires_grad_()
+    images = torch.randn(6, 3, 8, 8, generator=rng()).double().requires_grad_()
     for change in ("colour", "move", "cover"):
-        seen = changed(pictures, (change,), rng(1))
-        assert seen.shape == pictures.shape
-        (slope,) = torch.autograd.grad(seen[2].sum(), pictures)
+        seen = changed(images, (change,), rng(1))
+        assert seen.shape == images.shape
+        (slope,) = torch.autograd.grad(seen[2].sum(), images)
         assert slope[2].abs().sum() > 0
         assert slope[[0, 1, 3, 4, 5]].abs().sum() == 0
-        assert not torch.equal(seen, changed(pictures, (change,), rng(2)))
-    assert changed(pictures, (), rng()) is pictures
+        assert not torch.equal(seen, changed(images, (change,), rng(2)))
+    assert changed(images, (), rng()) is images
 
 
 def test_moving_against_a_slow_reference():
-    pictures = torch.randn(5, 2, 16, 8, generator=rng())
+    images = torch.randn(5, 2, 16, 8, generator=rng())
     down, right = (
         torch.randint(-far, far + 1, (5, 1), generator=draw) for draw in [rng(3)] for far in (2, 1)
     )
-    expected = torch.zeros_like(pictures)
+    expected = torch.zeros_like(images)
     for n in range(5):
         for row in range(16):
             for column in range(8):
                 y, x = row - int(down[n]), column - int(right[n])
                 if 0 <= y < 16 and 0 <= x < 8:
-                    expected[n, :, row, column] = pictures[n, :, y, x]
-    assert torch.equal(changed(pictures, ("move",), rng(3)), expected)
+                    expected[n, :, row, column] = images[n, :, y, x]
+    assert torch.equal(changed(images, ("move",), rng(3)), expected)
 
 
 def test_covering_hides_a_square_of_half_the_side():
@@ -312,17 +307,17 @@ def test_covering_hides_a_square_of_half_the_side():
 
 
 def test_colours_by_hand():
-    picture = torch.tensor([[[[0.2]], [[0.4]], [[0.9]]]])
+    image = torch.tensor([[[[0.2]], [[0.4]], [[0.9]]]])
     bright, saturation, contrast = torch.rand(3, 1, 1, 1, 1, generator=rng(2)).flatten().tolist()
-    moved = picture + bright - 0.5
+    moved = image + bright - 0.5
     vivid = moved.mean() + (moved - moved.mean()) * 2 * saturation
     expected = vivid.mean() + (vivid - vivid.mean()) * (contrast + 0.5)
-    assert torch.allclose(changed(picture, ("colour",), rng(2)), expected)
+    assert torch.allclose(changed(image, ("colour",), rng(2)), expected)
 
 
 def test_a_resolution_that_is_not_the_files_is_refused(weights):
     path, _ = weights
     with pytest.raises(ConfigError, match=r"prior.resolution \(64\) is not the 32 pixels a side"):
         Stylegan2(weights=path, resolution=64, resize=True).train(PUBLIC)
-    with pytest.raises(ConfigError, match="makes square pictures, and the data has 16×32"):
+    with pytest.raises(ConfigError, match="makes square images, and the data has 16×32"):
         Stylegan2(weights=path, resize=True).train(images(4, 2, (3, 16, 32)))

@@ -1,4 +1,4 @@
-"""TIPRDC: an extractor that learns to lose people before there is a task, and stands still when there is one."""
+"""TIPRDC: the extractor's training, and that it is frozen while the task is trained."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import nn
 
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Target
-from frostglass.defenses.base import Batch, Size, Stage, TrainingProgress
+from frostglass.defenses.base import Batch, Stage, TrainingProgress, TrainingSize
 from frostglass.defenses.compose import conflicts, problems
 from frostglass.defenses.training.dpsgd import Dpsgd
 from frostglass.defenses.training.tiprdc import (
@@ -32,18 +32,18 @@ from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split,
 CUT = "2"
 TINY = {"epochs": 3, "reader_width": 2, "lr": 1e-3}
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
-SIZE = Size(48, 16, 4)
+SIZE = TrainingSize(48, 16, 4)
 
 
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
 
 
-def batch_of(made, seed=0):
-    pictures = images(8, 4, seed=seed)
-    with seeded(5), capture(made.module, (CUT,)) as tapped:
-        logits = made.module(pictures.floats())
-    return Batch(pictures.floats(), pictures.labels, logits, dict(tapped), TrainingProgress(0, 3))
+def batch_of(model, seed=0):
+    pixels = images(8, 4, seed=seed)
+    with seeded(5), capture(model.module, (CUT,)) as tapped:
+        logits = model.module(pixels.floats())
+    return Batch(pixels.floats(), pixels.labels, logits, dict(tapped), TrainingProgress(0, 3))
 
 
 def test_cross_entropy_counts_up_to_a_guess():
@@ -64,10 +64,10 @@ def test_cross_entropy_counts_up_to_a_guess():
 def test_shared_information_oracles():
     assert shared_information(torch.zeros(3), torch.zeros(3)).item() == pytest.approx(
         -2 * math.log(2)
-    )  # nobody can tell
+    )  # independent
     assert shared_information(
         torch.full((3,), 50.0), torch.full((3,), -50.0)
-    ).item() == pytest.approx(0.0, abs=1e-6)  # anybody can
+    ).item() == pytest.approx(0.0, abs=1e-6)  # fully dependent
     together, apart = noise(5), noise(5, seed=1)
     slow = (
         sum(-math.log(1 + math.exp(-t)) for t in together.tolist()) / 5
@@ -86,27 +86,27 @@ def test_gradients():
     )
 
 
-def test_pictures_that_do_not_belong_are_those_of_the_neighbours():
+def test_negative_pairs_are_the_neighbours_images():
     with seeded(0):
         critic = InformationCritic((3, 8, 8), (5,), 4, width=2).eval()
-    pictures, features, people = (
+    pixels, features, people = (
         torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)),
         noise(4, 5).float(),
         torch.arange(4),
     )
-    neighbours = torch.stack([pictures[3], pictures[0], pictures[1], pictures[2]])
+    neighbours = torch.stack([pixels[3], pixels[0], pixels[1], pixels[2]])
     slow = shared_information(
-        critic(pictures, features, people), critic(neighbours, features, people)
+        critic(pixels, features, people), critic(neighbours, features, people)
     )
-    assert torch.equal(critic.information(pictures, features, people), slow)
+    assert torch.equal(critic.information(pixels, features, people), slow)
 
 
-def test_what_the_extractor_feels():
-    made = replace(target(), cut=CUT)
+def test_the_extractors_terms():
+    model = replace(target(), cut=CUT)
     opponent = Tiprdc(weight=0.6, extracting=True, **TINY).opponent(
-        made, split().public, None, seed=0
+        model, split().public, None, seed=0
     )
-    batch = batch_of(made)
+    batch = batch_of(model)
     terms = opponent.losses(batch)
     features = standardised(batch.tapped[CUT])
     assert {name: term.weight for name, term in terms.items()} == {
@@ -122,8 +122,8 @@ def test_what_the_extractor_feels():
     )
     before = {name: tensor.clone() for name, tensor in opponent.tensors().items()}
     sum(term.weight * term.value for term in terms.values()).backward()
-    assert made.module[0].weight.grad.abs().sum() > 0
-    assert made.module[6].weight.grad is None
+    assert model.module[0].weight.grad.abs().sum() > 0
+    assert model.module[6].weight.grad is None
     assert all(
         weight.grad is None
         for network in (opponent.who, opponent.critic)
@@ -132,30 +132,30 @@ def test_what_the_extractor_feels():
     assert all(torch.equal(tensor, before[name]) for name, tensor in opponent.tensors().items())
 
 
-def test_readers_learn_on_the_batch_of_the_last_step():
-    made = replace(target(), cut=CUT)
+def test_readers_train_on_the_batch_of_the_last_step():
+    model = replace(target(), cut=CUT)
     one, reference = (
         Tiprdc(extracting=True, weight_decay=0.01, **TINY).opponent(
-            made, split().public, None, seed=3
+            model, split().public, None, seed=3
         )
         for _ in range(2)
     )
     assert same_weights(one.who, reference.who)
-    before = {name: tensor.clone() for name, tensor in made.module.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     one.turn(TrainingProgress(0, 3), 0)  # nothing to learn from yet
     assert same_weights(one.who, reference.who)
-    batch = batch_of(made)
-    made.module.load_state_dict(before)
+    batch = batch_of(model)
+    model.module.load_state_dict(before)
     one.losses(batch)
     one.turn(TrainingProgress(0, 3), 1)
     assert all(
-        torch.equal(tensor, before[name]) for name, tensor in made.module.state_dict().items()
+        torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items()
     )
-    assert all(part.training for part in made.module.modules())
+    assert all(part.training for part in model.module.modules())
 
-    made.module.eval()
+    model.module.eval()
     with torch.no_grad():
-        features = standardised(made.module[:3](batch.images))
+        features = standardised(model.module[:3](batch.images))
     for network, loss in (
         (reference.who, lambda: F.cross_entropy(reference.who(features), batch.labels)),
         (
@@ -172,12 +172,12 @@ def test_readers_learn_on_the_batch_of_the_last_step():
 
 
 def test_the_first_stage_trains_the_extractor_and_nothing_else():
-    """Not even weight decay reaches the layers behind the cut, and no accuracy chooses the epoch."""
+    """Weight decay does not reach the layers after the cut, and the last epoch is kept."""
     early = Tiprdc(extracting=True, **TINY)
     config = replace(CONFIG, epochs=3, keep="last", weight_decay=0.1)
-    made = train_target(config, split(), [early], seed=0, work=NoWork())
+    model = train_target(config, split(), [early], seed=0, work=NoWork())
     fresh = untrained(config, split().classes, (3, 16, 16), [early], seed=0)
-    parts, begun = halves(made), halves(fresh)
+    parts, begun = halves(model), halves(fresh)
     assert all(
         torch.equal(a, b)
         for a, b in zip(parts.rest.parameters(), begun.rest.parameters(), strict=True)
@@ -186,7 +186,7 @@ def test_the_first_stage_trains_the_extractor_and_nothing_else():
         torch.equal(a, b)
         for a, b in zip(parts.encoder.parameters(), begun.encoder.parameters(), strict=True)
     )
-    assert set(made.info["history"][0]) == {
+    assert set(model.info["history"][0]) == {
         "identity",
         "information",
         "logit_norm",
@@ -194,11 +194,11 @@ def test_the_first_stage_trains_the_extractor_and_nothing_else():
         "validation_accuracy",
     }
     assert all(
-        -0.66 * math.log(4) - 1e-6 <= row["identity"] <= 0 for row in made.info["history"]
+        -0.66 * math.log(4) - 1e-6 <= row["identity"] <= 0 for row in model.info["history"]
     )  # bounded
 
 
-def test_the_second_training_leaves_the_extractor_bit_for_bit():
+def test_the_second_training_leaves_the_extractor_unchanged():
     defense = Tiprdc(**TINY)
     before = train_target(
         replace(CONFIG, epochs=3, keep="last"),
@@ -207,17 +207,17 @@ def test_the_second_training_leaves_the_extractor_bit_for_bit():
         seed=seed_for(0, "stage"),
         work=NoWork(),
     )
-    made = train_target(CONFIG, split(), [defense], seed=0, work=NoWork())
+    model = train_target(CONFIG, split(), [defense], seed=0, work=NoWork())
     assert same_weights(
-        halves(made).encoder, halves(before).encoder
+        halves(model).encoder, halves(before).encoder
     )  # its batch norms' statistics too
-    assert not same_weights(halves(made).rest, halves(before).rest)
-    assert made.info["first_stage"]["epochs"] == 3
-    assert made.info["facts"] == {"tiprdc": {"cut": "stage2"}}
-    assert "identity" not in made.info["history"][0]
+    assert not same_weights(halves(model).rest, halves(before).rest)
+    assert model.info["first_stage"]["epochs"] == 3
+    assert model.info["facts"] == {"tiprdc": {"cut": "stage2"}}
+    assert "identity" not in model.info["history"][0]
     learning = {
         name.split(".")[0]
-        for name, weight in made.module.named_parameters()
+        for name, weight in model.module.named_parameters()
         if weight.requires_grad
     }
     assert learning == {"stage3", "stage4", "head"}
@@ -228,7 +228,7 @@ def described(part):
     return replace(part, attributes=marks, attribute_names=("even", "large"))
 
 
-def test_people_are_lost_also_where_the_task_is_attributes():
+def test_the_extractor_is_trained_on_people_also_for_attributes():
     plain = split()
     data = replace(
         plain,
@@ -236,15 +236,15 @@ def test_people_are_lost_also_where_the_task_is_attributes():
         validation=described(plain.validation),
         test=described(plain.test),
     )
-    made = train_target(
+    model = train_target(
         replace(CONFIG, attributes=("large",)), data, [Tiprdc(**TINY)], seed=0, work=NoWork()
     )
-    assert made.classes == ("large",)
-    assert made.info["first_stage"]["classes"] == 4
+    assert model.classes == ("large",)
+    assert model.info["first_stage"]["classes"] == 4
 
 
 @pytest.mark.parametrize("died_after", [1, 2])
-def test_a_killed_extraction_goes_on_to_the_same_bytes(died_after):
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(died_after):
     def train(work):
         return train_target(
             replace(CONFIG, keep="last"),
@@ -263,7 +263,7 @@ def test_a_killed_extraction_goes_on_to_the_same_bytes(died_after):
     assert whole.info == resumed.info
 
 
-def test_the_stage_it_asks_for():
+def test_its_first_stage():
     defense = Tiprdc(epochs=7)
     assert defense.stage() == Stage("private", {"epochs": 7, "attributes": (), "keep": "last"})
     early = defense.during_stage()
@@ -271,7 +271,7 @@ def test_the_stage_it_asks_for():
     assert early.stage() is None
     assert early.replaces() == {"training of the encoder", "classification loss"}
     assert defense.replaces() == {"training of the encoder", "starting weights"}
-    nothing = Tiprdc(**Tiprdc.off)
+    nothing = Tiprdc(**Tiprdc.disabled)
     assert nothing.during_stage() is None
     assert nothing.prepare(target(), seed=0).module[0].weight.requires_grad
 
@@ -281,8 +281,8 @@ class Branching(nn.Module):
         super().__init__()
         self.first, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
 
-    def forward(self, pictures):
-        maps = self.first(pictures)
+    def forward(self, pixels):
+        maps = self.first(pixels)
         return self.head((maps.relu() if maps.mean() > 0 else maps.tanh()).mean((2, 3)))
 
 
@@ -301,22 +301,20 @@ def test_what_it_refuses():
         cut="first",
     )
     assert Tiprdc().prepare(odd, seed=0) is odd
-    (told,) = problems([Tiprdc()], odd, SIZE)
-    assert (
-        told
-        == "tiprdc: the layers before first cannot be told from those behind it, to be frozen alone: choose another layer or model"
+    (problem,) = problems([Tiprdc()], odd, SIZE)
+    assert problem == (
+        "tiprdc: the layers before first share weights with those after it, so they cannot be "
+        "frozen alone: choose another layer or model"
     )
     attributes = replace(target(), cut=CUT, attributes=True)
     assert problems([Tiprdc(extracting=True)], attributes, SIZE) == [
-        "tiprdc: an extractor loses people: leave target.attributes out"
+        "tiprdc: its extractor is trained on people: leave target.attributes out"
     ]
-    with pytest.raises(
-        ConfigError, match="an extractor's training has epochs: give some, or leave extracting out"
-    ):
+    with pytest.raises(ConfigError, match="extracting needs epochs above 0: raise epochs"):
         Tiprdc(epochs=0, extracting=True)
     (reason,) = conflicts([Tiprdc(), Dpsgd()])
     assert reason.startswith(
-        "tiprdc trains its extractor on private pictures first, where dpsgd adds no noise"
+        "tiprdc trains its extractor on private images first, where dpsgd adds no noise"
     )
     (reason,) = conflicts([Tiprdc(), Transfer()])
     assert reason.startswith("tiprdc and transfer both replace the starting weights")

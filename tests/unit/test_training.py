@@ -1,4 +1,4 @@
-"""The one training loop: reproducible, resumable, honest about selection, and loud when it fails."""
+"""The training loop: reproducible, resumable, selects by validation, and reports failures."""
 
 import pytest
 import torch
@@ -8,8 +8,10 @@ from frostglass.defenses.base import Defense, Term, TrainingProgress
 from frostglass.defenses.training.calor import Calor
 from frostglass.defenses.training.label_smoothing import LabelSmoothing
 from frostglass.models.checkpoint import save_weights
-from frostglass.training.loop import _lr_factor, optimizer_of, train_target
+from frostglass.training.build import rebuild_network, untrained
+from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
+from frostglass.training.trainer import lr_factor, optimizer_of
 from worlds import KilledError, MemoryWork, NoWork, same_weights, split
 
 SMALL = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3)
@@ -20,12 +22,14 @@ def train(defenses=(), config=SMALL, work=None, seed=0, data=None):
 
 
 def test_learns_and_logs_each_term():
-    made = train(config=Training(model="cnn", options={"width": 8}, epochs=12, batch=16, lr=5e-3))
-    history = made.info["history"]
+    trained = train(
+        config=Training(model="cnn", options={"width": 8}, epochs=12, batch=16, lr=5e-3)
+    )
+    history = trained.info["history"]
     assert history[-1]["cross_entropy"] < history[0]["cross_entropy"]
-    assert made.info["accuracy"]["test"] > 0.9
-    assert made.classes == split().classes
-    assert made.module.training is False
+    assert trained.info["accuracy"]["test"] > 0.9
+    assert trained.classes == split().classes
+    assert trained.module.training is False
 
 
 def test_repeats_exactly_and_leaves_the_global_generator_alone():
@@ -50,7 +54,7 @@ def test_resumes_to_the_same_bytes(died_after):
 
 
 def test_selection_sees_validation_images_only():
-    """With the test labels turned around nothing about the selected weights changes."""
+    """Reversed test labels do not change the selected weights."""
     from dataclasses import replace
 
     data = split()
@@ -93,7 +97,7 @@ def test_a_loss_that_is_not_finite_says_where_and_keeps_the_last_epoch():
     assert len(work.kept["training"][1]["history"]) == 2
 
 
-def test_weights_of_a_users_own_are_loaded_and_not_trained(tmp_path):
+def test_given_weights_are_loaded_and_not_trained(tmp_path):
     trained = train()
     save_weights(trained.module, tmp_path / "w.safetensors")
     loaded = train(
@@ -128,7 +132,7 @@ def test_a_training_on_public_people_is_resumed_from_the_stage_it_was_in():
     [
         (
             {"start_parts": ["features"]},
-            "start_parts names parts of a checkpoint to begin from: give its path as start",
+            "start_parts names parts of a checkpoint: give its path as start",
         ),
         ({"start": "a.pth", "weights": "b.pth"}, "leave weights or start out"),
         ({"milestones": [1.5]}, "milestones"),
@@ -144,11 +148,37 @@ def test_bad_settings(settings, message):
         Training(**settings)
 
 
-def test_milestones_and_momentum_are_the_recipes():
+def test_schedule_and_optimizer_follow_the_settings():
     config = Training(
         schedule="milestones", milestones=(0.6, 0.8), decay=0.2, optimizer="sgd", nesterov=False
     )
     assert [
-        _lr_factor(config, TrainingProgress(e, 100)) for e in (0, 59, 60, 79, 80, 99)
+        lr_factor(config, TrainingProgress(e, 100)) for e in (0, 59, 60, 79, 80, 99)
     ] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
     assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))]).defaults["nesterov"] is False
+
+
+def test_a_network_is_rebuilt_from_its_recipe():
+    recipe = {
+        "training": {"model": "cnn", "options": {"width": 4}},
+        "defenses": [{"name": "calor", "rank": 2}],
+        "classes": 4,
+        "image_shape": (3, 16, 16),
+        "seed": 5,
+    }
+    config = Training(model="cnn", options={"width": 4})
+    target = untrained(config, tuple("abcd"), (3, 16, 16), [Calor(rank=2)], seed=5)
+    assert same_weights(rebuild_network(recipe), target.module)
+
+
+def test_the_budget_counts_trained_images():
+    config = Training(epochs=7)
+    assert config.budget(100).trained == 700
+    assert config.brief().budget(100).trained == 100
+    assert Training(weights="w.pth").budget(100).images == 0
+
+
+def test_an_explicit_device_overrides_the_default(monkeypatch):
+    monkeypatch.setenv("FROSTGLASS_DEVICE", "nowhere")
+    trained = train_target(SMALL, split(), seed=0, work=NoWork(), device=torch.device("cpu"))
+    assert next(trained.module.parameters()).device.type == "cpu"

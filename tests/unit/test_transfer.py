@@ -1,4 +1,4 @@
-"""Transfer learning: where the boundary falls, what stays as it was, and what it begins from."""
+"""Transfer learning: the boundary, what stays frozen, and the first stage."""
 
 import pytest
 import torch
@@ -40,15 +40,15 @@ def millions(module):
     return sum(p.numel() for p in module.parameters() if p.requires_grad) / 1e6
 
 
-def frozen_layers(made):
+def frozen_layers(model):
     return [
         name
-        for name, weights in weights_by_leaf(made.module).items()
+        for name, weights in weights_by_leaf(model.module).items()
         if weights and not any(w.requires_grad for w in weights)
     ]
 
 
-# --- published boundaries -----------------------------------------------------------------------------------------------------------------
+# published boundaries
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,12 @@ def test_published_counts_of_vgg16(vgg, asked, found, convolutions):
         weight.requires_grad_()
     vgg.module.norm.bias.requires_grad_(False)  # as it is built
     assert millions(vgg.module) == pytest.approx(16.77, abs=0.005)
-    made = Transfer(pretrain="start", boundary="parameters", parameters=asked).prepare(vgg, seed=0)
-    assert millions(made.module) == pytest.approx(found, abs=0.005)
+    model = Transfer(pretrain="start", boundary="parameters", parameters=asked).prepare(vgg, seed=0)
+    assert millions(model.module) == pytest.approx(found, abs=0.005)
     still = [
         name
-        for name in frozen_layers(made)
-        if isinstance(made.module.get_submodule(name), nn.Conv2d)
+        for name in frozen_layers(model)
+        if isinstance(model.module.get_submodule(name), nn.Conv2d)
     ]
     assert len(still) == convolutions
 
@@ -92,27 +92,27 @@ def test_published_counts_of_vgg16(vgg, asked, found, convolutions):
     ],
 )
 def test_published_counts_of_residual_networks(name, total, asked, found):
-    made = network(name, (3, 64, 64))
-    assert millions(made.module) == pytest.approx(total, abs=0.005)
-    Transfer(pretrain="start", boundary="parameters", parameters=asked).prepare(made, seed=0)
-    assert millions(made.module) == pytest.approx(found, abs=0.01)
+    model = network(name, (3, 64, 64))
+    assert millions(model.module) == pytest.approx(total, abs=0.005)
+    Transfer(pretrain="start", boundary="parameters", parameters=asked).prepare(model, seed=0)
+    assert millions(model.module) == pytest.approx(found, abs=0.01)
 
 
 def test_the_ratio_counts_leaf_modules_with_norms_pools_and_activations():
-    made = target()  # conv, norm, relu, dropout, pool, flatten, linear: seven leaves
-    Transfer(pretrain="start", ratio=0.2).prepare(made, seed=0)  # indices below 1.4: conv and norm
-    assert frozen_layers(made) == ["0", "1"]
+    model = target()  # conv, norm, relu, dropout, pool, flatten, linear: seven leaves
+    Transfer(pretrain="start", ratio=0.2).prepare(model, seed=0)  # indices below 1.4: conv and norm
+    assert frozen_layers(model) == ["0", "1"]
 
 
 def test_a_layer_is_the_last_that_is_frozen():
-    made = untrained(
+    model = untrained(
         CONFIG,
         tuple("abcd"),
         SHAPE,
         (Transfer(pretrain="start", boundary="layer", layer="stage2"),),
         seed=0,
     )
-    assert {name.split(".")[0] for name in frozen_layers(made)} == {"stage1", "stage2"}
+    assert {name.split(".")[0] for name in frozen_layers(model)} == {"stage1", "stage2"}
 
 
 @pytest.mark.parametrize(
@@ -120,22 +120,22 @@ def test_a_layer_is_the_last_that_is_frozen():
     [(Calor(rank=2), Transfer(pretrain="start")), (Transfer(pretrain="start"), Calor(rank=2))],
 )
 def test_a_replaced_head_counts_once_and_always_learns(order):
-    made = prepare(order, target(), seed=0)
-    assert head_block(made) == "6"
-    assert frozen_layers(made) == ["0", "1"]
-    assert all(p.requires_grad for p in made.module[6].parameters())
+    model = prepare(order, target(), seed=0)
+    assert head_block(model) == "6"
+    assert frozen_layers(model) == ["0", "1"]
+    assert all(p.requires_grad for p in model.module[6].parameters())
 
 
 def test_a_transformers_positions_freeze_with_its_first_layers():
     module = build("timm:vit_tiny_patch16_224", classes=3, image_shape=(3, 32, 32), seed=0, depth=4)
-    made = Target(module=module, classes=tuple("abc"), image_shape=(3, 32, 32), head="head")
-    Transfer(pretrain="start", boundary="layer", layer="blocks.1").prepare(made, seed=0)
+    model = Target(module=module, classes=tuple("abc"), image_shape=(3, 32, 32), head="head")
+    Transfer(pretrain="start", boundary="layer", layer="blocks.1").prepare(model, seed=0)
     assert not module.pos_embed.requires_grad
     assert not any(p.requires_grad for p in module.blocks[1].parameters())
     assert all(p.requires_grad for p in module.blocks[2].parameters())
 
 
-# --- boundaries that make no sense ----------------------------------------------------------------------------------------------------------
+# invalid boundaries
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_a_transformers_positions_freeze_with_its_first_layers():
     [
         (
             {"ratio": 1.0},
-            r"ratio = 1.0 freezes everything, also the head '6': move the boundary towards the input",
+            r"ratio = 1.0 freezes everything, also the head '6': move the boundary towards",
         ),
         ({"ratio": 0.0}, r"ratio = 0.0 freezes nothing: move the boundary towards the head"),
         ({"boundary": "layer", "layer": "6"}, r"layer = 6 freezes everything"),
         ({"boundary": "parameters", "parameters": 1e9}, r"freezes nothing"),
         (
             {"boundary": "parameters", "parameters": 100.0},
-            r"parameters = 100 freezes everything: 516 weights are behind the last layer",
+            r"parameters = 100 freezes everything: 516 weights come after the last layer",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_an_unknown_layer_is_refused():
         ({"boundary": "parameters"}, r'boundary = "parameters" and parameters go together'),
         (
             {"layer": "stage1"},
-            r'boundary = "layer" and layer go together: give both or neither, got boundary = "ratio"',
+            r'and layer go together: give both or neither, got boundary = "ratio"',
         ),
         ({"boundary": "middle"}, "boundary"),
         ({"information": 1.0, "boundary": "fisher"}, "information"),
@@ -185,7 +185,7 @@ def test_bad_parameters(bad, message):
         Transfer(**bad)
 
 
-# --- what training does with it -------------------------------------------------------------------------------------------------------------
+# training
 
 
 @pytest.fixture(scope="module")
@@ -203,11 +203,11 @@ def start():
 
 @pytest.mark.parametrize("frozen_norm", ["update", "strict"])
 def test_frozen_layers_stay_and_their_statistics_move_only_when_asked(start, frozen_norm):
-    made = train_target(
+    model = train_target(
         CONFIG, split(), (Transfer(frozen_norm=frozen_norm),), start=start, work=NoWork()
     )
-    before, after = start.module.state_dict(), made.module.state_dict()
-    still = frozen_layers(made)
+    before, after = start.module.state_dict(), model.module.state_dict()
+    still = frozen_layers(model)
     assert still == ["stage1.0", "stage1.1", "stage2.0", "stage2.1", "stage3.0"]
     for name, value in after.items():
         layer, kind = name.rsplit(".", 1)
@@ -215,11 +215,11 @@ def test_frozen_layers_stay_and_their_statistics_move_only_when_asked(start, fro
             same = kind in ("weight", "bias") or frozen_norm == "strict"
             assert torch.equal(value, before[name]) == same, name
     assert not torch.equal(after["stage4.0.weight"], before["stage4.0.weight"])
-    assert made.info["trainable"] == sum(
-        p.numel() for p in made.module.parameters() if p.requires_grad
+    assert model.info["trainable"] == sum(
+        p.numel() for p in model.module.parameters() if p.requires_grad
     )
-    assert made.info["facts"]["transfer"]["last_frozen_layer"] == "stage3.0"
-    assert made.info["first_stage"]["data"] == "public"
+    assert model.info["facts"]["transfer"]["last_frozen_layer"] == "stage3.0"
+    assert model.info["first_stage"]["data"] == "public"
 
 
 def test_the_first_stage_is_trained_when_it_is_not_given(start):
@@ -231,15 +231,15 @@ def test_the_first_stage_is_trained_when_it_is_not_given(start):
 
 
 def test_a_pretrained_network_without_a_boundary_learns_everywhere(start):
-    made = train_target(CONFIG, split(), (Transfer(boundary="none"),), start=start, work=NoWork())
-    assert frozen_layers(made) == []
+    model = train_target(CONFIG, split(), (Transfer(boundary="none"),), start=start, work=NoWork())
+    assert frozen_layers(model) == []
     same = train_target(
         Training(model="cnn", options={"width": 4}, epochs=2, batch=16, start="public"),
         split(),
         start=start,
         work=NoWork(),
     )
-    assert same_weights(made.module, same.module)
+    assert same_weights(model.module, same.module)
 
 
 def test_training_begins_from_a_file_of_another_class_count(tmp_path, start):
@@ -282,10 +282,10 @@ def test_the_stage_takes_the_targets_settings():
     assert first_stage(warm.config, warm.defenses).data == "public"
 
 
-def test_public_people_need_pictures_enough():
+def test_public_people_need_enough_images():
     with pytest.raises(
         DataError,
-        match=r"at least 2 of them with 3 or more pictures each, got 5 pictures of 5 named people",
+        match=r"at least 2 people with 3 or more images each, got 5 images of 5 named people",
     ):
         public_people(images(5, 5, names="stranger"), seed=0)
     people = public_people(images(40, 5, names="stranger"), seed=0)
@@ -293,7 +293,7 @@ def test_public_people_need_pictures_enough():
     assert set(people.train.sources).isdisjoint(people.validation.sources)
 
 
-def test_public_people_with_few_pictures_are_left_out():
+def test_public_people_with_few_images_are_left_out():
     table = images(17, 5, names="stranger").at(
         torch.tensor([0, 1, 5, 6, 10, 11, 2, 15, 16])
     )  # three of 0 and 1... and one of 2
@@ -302,21 +302,21 @@ def test_public_people_with_few_pictures_are_left_out():
     assert set(people.train.labels.tolist()) == {0, 1}
 
 
-# --- the boundary by information ------------------------------------------------------------------------------------------------------------
+# the boundary by information
 
 
-def test_fisher_agrees_with_a_slow_sum_over_pictures():
-    made, data = target(), split().train
-    made.module.eval()
-    chain = groups(made.module, made.image_shape, "6")
+def test_fisher_agrees_with_a_slow_sum_over_images():
+    model, data = target(), split().train
+    model.module.eval()
+    chain = groups(model.module, model.image_shape, "6")
     assert chain == [("0", "1", "2", "3", "4", "5")]
-    value = fisher(made, data, chain, seed=0)
+    value = fisher(model, data, chain, seed=0)
     assert value.shape == (1,)
     assert value.item() > 0
-    assert all(p.requires_grad for p in made.module.parameters())
-    assert all(p.grad is None for p in made.module.parameters())
-    # By hand: the same probe, one picture at a time, through .backward().
-    features = lambda x: made.module[:6](x)  # noqa: E731
+    assert all(p.requires_grad for p in model.module.parameters())
+    assert all(p.grad is None for p in model.module.parameters())
+    # By hand: the same probe, one image at a time, through .backward().
+    features = lambda x: model.module[:6](x)  # noqa: E731
     with torch.no_grad():
         known = features(data.floats())
     answers = nn.functional.one_hot(data.labels, 4).float()
@@ -328,29 +328,29 @@ def test_fisher_agrees_with_a_slow_sum_over_pictures():
     )
     total = 0.0
     for row in range(len(data)):
-        made.module.zero_grad()
+        model.module.zero_grad()
         score = ((features(data.floats(torch.tensor([row]))) - known.mean(0)) @ probe).log_softmax(
             1
         )[0, data.labels[row]]
         score.backward()
         total += sum(
             p.grad.square().sum().item()
-            for p in [*made.module[0].parameters(), *made.module[1].parameters()]
+            for p in [*model.module[0].parameters(), *model.module[1].parameters()]
         )
     assert value.item() == pytest.approx(total / len(data), rel=1e-3)
 
 
 @pytest.mark.parametrize(("share", "first"), [(0.95, 0), (0.9, 1), (0.5, 2), (0.4, 3), (0.01, 3)])
-def test_the_boundary_leaves_the_wanted_share(share, first):
+def test_the_boundary_leaves_the_requested_share(share, first):
     assert _boundary(torch.tensor([1.0, 2.0, 3.0, 4.0]), share) == first
 
 
 def test_fisher_boundary_trains(start):
-    made = train_target(
+    model = train_target(
         CONFIG, split(), (Transfer(boundary="fisher", information=0.5),), start=start, work=NoWork()
     )
-    assert made.info["facts"]["transfer"]["frozen"] > 0
-    assert made.info["facts"]["transfer"]["trainable"] > 0
+    assert model.info["facts"]["transfer"]["frozen"] > 0
+    assert model.info["facts"]["transfer"]["trainable"] > 0
 
 
 def test_leaves_are_in_order_of_registration():
@@ -377,16 +377,26 @@ def test_the_probe_is_the_same_through_the_smaller_matrix():
         assert torch.allclose(ridge_probe(features, answers), slow, atol=1e-10)
 
 
-# --- networks whose layers do not all run as layers -----------------------------------------------------------------------------------------
+# networks whose layers do not all run as layers
 
 
 @pytest.mark.parametrize(
     ("name", "options", "layer", "free"),
     [
-        ("torchvision:vit_b_16", {"patch_size": 16, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16}, "encoder.layers.encoder_layer_1", ("encoder.layers.encoder_layer_2", "encoder.ln", "heads")),
-        ("timm:swinv2_tiny_window8_256", {"window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 3)}, "layers.1", ("layers.2", "layers.3", "norm", "head")),
+        (
+            "torchvision:vit_b_16",
+            {"patch_size": 16, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16},
+            "encoder.layers.encoder_layer_1",
+            ("encoder.layers.encoder_layer_2", "encoder.ln", "heads"),
+        ),
+        (
+            "timm:swinv2_tiny_window8_256",
+            {"window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 3)},
+            "layers.1",
+            ("layers.2", "layers.3", "norm", "head"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_attention_is_frozen_with_the_block_around_it(name, options, layer, free):
     if name.startswith("torchvision:vit"):
         from torchvision.models import VisionTransformer
@@ -394,13 +404,13 @@ def test_attention_is_frozen_with_the_block_around_it(name, options, layer, free
         module = VisionTransformer(image_size=64, num_classes=3, **options)
     else:
         module = build(name, classes=3, image_shape=(3, 64, 64), seed=0, **options)
-    made = Target(
+    model = Target(
         module=module,
         classes=tuple("abc"),
         image_shape=(3, 64, 64),
         head=find_head(module, (3, 64, 64)),
     )
-    Transfer(pretrain="start", boundary="layer", layer=layer).prepare(made, seed=0)
+    Transfer(pretrain="start", boundary="layer", layer=layer).prepare(model, seed=0)
     learns = {weight for weight, value in module.named_parameters() if value.requires_grad}
     assert learns
     assert {weight for weight in learns if not weight.startswith(free)} == set()
@@ -418,11 +428,11 @@ def test_a_part_under_two_names_and_norms_without_weights():
         def forward(self, x):
             return self.head(self.body(x).mean((2, 3)))
 
-    made = Target(module=Odd(), classes=("a", "b"), image_shape=(3, 16, 16), head="head")
+    model = Target(module=Odd(), classes=("a", "b"), image_shape=(3, 16, 16), head="head")
     defense = Transfer(pretrain="start", boundary="layer", layer="body", frozen_norm="strict")
-    defense.prepare(made, seed=0)
-    assert not made.module.conv.weight.requires_grad
-    made.module.train()
-    defense.modes(made)
-    assert not made.module.body[1].training
-    assert made.module.head.training
+    defense.prepare(model, seed=0)
+    assert not model.module.conv.weight.requires_grad
+    model.module.train()
+    defense.modes(model)
+    assert not model.module.body[1].training
+    assert model.module.head.training

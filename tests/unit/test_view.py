@@ -1,4 +1,4 @@
-"""Views grant, refuse and count."""
+"""Tests of views: they grant, refuse and count."""
 
 from dataclasses import replace
 
@@ -9,19 +9,20 @@ from torch import nn
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.lomma import Lomma
+from frostglass.core.assets import Assets
 from frostglass.core.errors import AccessError, ConfigError, DataError
 from frostglass.core.types import Images, Target
-from frostglass.priors.wgan import build_generator
+from frostglass.networks.dcgan import build_generator
 from frostglass.runtime.freezing import channels_last, frozen
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from worlds import SHAPE, NoWork, prior, same_weights, target
 
-PICTURES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 USES = {
-    "labels": lambda view: view.labels(PICTURES),
-    "scores": lambda view: view.scores(PICTURES),
-    "gradients": lambda view: view.logits(PICTURES),
+    "labels": lambda view: view.labels(IMAGES),
+    "scores": lambda view: view.scores(IMAGES),
+    "gradients": lambda view: view.logits(IMAGES),
 }
 
 
@@ -35,7 +36,7 @@ def test_what_is_granted_works_and_nothing_else(granted, allowed):
         if name in allowed:
             use(view)
         else:
-            with pytest.raises(AccessError, match=f"grants {granted} and not {name}: ask for it"):
+            with pytest.raises(AccessError, match=f"grants {granted}, not {name}: ask for it"):
                 use(view)
     assert view.queries == 3 * len(allowed)
 
@@ -50,14 +51,14 @@ def test_unknown_or_no_access_is_refused():
 
 
 def test_scores_carry_no_gradient_and_logits_do():
-    pictures = PICTURES.clone().requires_grad_()
+    images = IMAGES.clone().requires_grad_()
     view = target().view(["gradients"])
-    assert not view.scores(pictures).requires_grad
-    view.logits(pictures).sum().backward()
-    assert pictures.grad.abs().sum() > 0
+    assert not view.scores(images).requires_grad
+    view.logits(images).sum().backward()
+    assert images.grad.abs().sum() > 0
 
 
-def test_pictures_of_another_size_or_colour_are_fitted():
+def test_images_of_another_size_or_colour_are_converted():
     view = target().view(["gradients"])
     with frozen(view.module):
         assert view.logits(torch.rand(2, 1, 24, 24)).shape == (2, 4)
@@ -85,7 +86,7 @@ def test_frozen_restores_everything_also_buffers_and_after_an_exception():
 def test_capture_removes_its_hooks():
     module = target().module
     with capture(module, ("0", "2")) as seen:
-        module(PICTURES)
+        module(IMAGES)
     assert set(seen) == {"0", "2"}
     assert not module[0]._forward_hooks
 
@@ -110,7 +111,7 @@ def test_seeds_are_derived_by_path():
 def test_images_refuse_what_is_not_bytes():
     with pytest.raises(DataError, match="expected uint8 pixels of shape"):
         Images(pixels=torch.zeros(1, 3, 4, 4), labels=torch.zeros(1), names=("a",), sources=("a",))
-    with pytest.raises(DataError, match="1 pictures, 2 labels and 1 sources"):
+    with pytest.raises(DataError, match="1 images, 2 labels and 1 sources"):
         Images(
             pixels=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
             labels=torch.zeros(2),
@@ -159,7 +160,7 @@ class Numbered(nn.Module):
 
 
 def saturated(squash, gate, *noise) -> Target:
-    """A bottleneck as of CALoR, so far out in its tanh that hardly any gradient comes through, behind a sigmoid."""
+    """A CALoR bottleneck behind a sigmoid, whose saturated tanh passes hardly any gradient."""
     with seeded(0, "tests", "saturated"):
         layers = [
             nn.Conv2d(3, 4, 3, 2, 1),
@@ -182,11 +183,11 @@ def saturated(squash, gate, *noise) -> Target:
 
 
 def slopes(view):
-    """Logits and features of some pictures, and the gradient of a function of both."""
-    pictures = PICTURES.clone().requires_grad_()
-    logits, features = view.logits_and_features(pictures)
+    """Logits and features of some images, and the gradient of a function of both."""
+    images = IMAGES.clone().requires_grad_()
+    logits, features = view.logits_and_features(images)
     (slope,) = torch.autograd.grad(
-        (logits * torch.arange(1.0, 5)).sum() + features.square().sum(), pictures
+        (logits * torch.arange(1.0, 5)).sum() + features.square().sum(), images
     )
     return logits.detach(), features.detach(), slope
 
@@ -203,7 +204,7 @@ def test_a_straightened_view_says_the_same_and_lets_gradients_pass(samples):
         assert torch.equal(ours, usual)
     assert torch.allclose(straight[2], slow[2], rtol=1e-4, atol=1e-4 * slow[2].abs().max())
     assert straight[2].norm() > 2 * plain[2].norm()
-    assert view.queries == 2 * samples * len(PICTURES)  # both count in one place
+    assert view.queries == 2 * samples * len(IMAGES)  # both count in one place
 
 
 def test_in_a_head_that_a_defense_put_in_sigmoids_are_straightened_too_and_elsewhere_nothing():
@@ -223,14 +224,14 @@ def test_averaging_and_straightening_go_in_either_order():
     view = saturated(nn.Tanh(), nn.Sigmoid(), Numbered()).view(["gradients"])
     one, other = slopes(view.averaged(2).straightened()), slopes(view.straightened().averaged(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert view.queries == 4 * len(PICTURES)
+    assert view.queries == 4 * len(IMAGES)
 
 
 def test_a_straightened_view_leaves_no_hooks_also_after_an_exception():
     view = saturated(nn.Tanh(), nn.Sigmoid()).view(["gradients"])
     slopes(view.straightened())
     with pytest.raises(RuntimeError, match=r"expected scalar type|should be the same"):
-        view.straightened().logits(PICTURES.double())
+        view.straightened().logits(IMAGES.double())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in view.module.modules())
     assert (
         slopes(view)[2].norm() < slopes(view.straightened())[2].norm() / 2
@@ -247,7 +248,7 @@ def test_nothing_changes_where_nothing_saturates():
 
 
 def test_an_attack_looks_through_a_tanh():
-    """Where the gradient is gone, plain descent stays where it began, and straightened descent does not."""
+    """Without a gradient, plain descent stays at its start, and straight-through does not."""
     made = saturated(nn.Tanh(), nn.Identity())
     with torch.no_grad():
         made.module[3].weight *= 100
@@ -267,7 +268,9 @@ def test_an_attack_looks_through_a_tanh():
                 | more
             )
         )
-        return invert(attack, made.view(["gradients"]), prior(), seed=0, work=NoWork())
+        return invert(
+            attack, made.view(["gradients"]), Assets(prior=prior()), seed=0, work=NoWork()
+        )
 
     begun, plain, straight = found(steps=0), found(), found(straight_through=True)
     assert torch.equal(begun.latents, plain.latents)
@@ -309,7 +312,7 @@ def test_channels_last_gives_the_very_tensors_back():
 
 
 class Reshaped(nn.Module):
-    """A convolution whose maps are laid flat in one of two ways, of which `view` insists on a layout."""
+    """A convolution whose maps are flattened in one of two ways; `view` requires a layout."""
 
     def __init__(self, way):
         super().__init__()
@@ -323,7 +326,7 @@ class Reshaped(nn.Module):
 
 
 def convolutional(students=()):
-    """A prior whose pictures come out of convolutions."""
+    """A prior whose images come out of convolutions."""
     with seeded(0, "tests", "convolutional"):
         generator = build_generator(6, 4, SHAPE).eval()
     return replace(prior(), generator=generator, students=students)
@@ -343,9 +346,13 @@ def test_a_module_that_insists_on_a_layout_is_attackable(known):
             else frozen(),
             channels_last(made.module),
         ):
-            made.module(PICTURES)
+            made.module(IMAGES)
         found[way] = invert(
-            Gmi(steps=8, lr=0.1, coupling=1), made.view(["gradients"]), known, seed=0, work=NoWork()
+            Gmi(steps=8, lr=0.1, coupling=1),
+            made.view(["gradients"]),
+            Assets(prior=known),
+            seed=0,
+            work=NoWork(),
         )
         assert made.module.conv.weight.data_ptr() == weights
         assert same_weights(made.module, Reshaped(way))
@@ -359,7 +366,7 @@ def test_students_that_insist_on_a_layout_are_asked_all_the_same():
         invert(
             Lomma(steps=3, regulariser="off"),
             made.view(["gradients"]),
-            convolutional((Reshaped(way),)),
+            Assets(prior=convolutional((Reshaped(way),))),
             seed=0,
             work=NoWork(),
         )
@@ -380,7 +387,7 @@ def test_another_error_of_a_module_is_not_taken_for_a_layout():
         invert(
             Gmi(steps=1),
             made.view(["gradients"]),
-            replace(prior(), info={"resize": True}),
+            Assets(prior=replace(prior(), info={"resize": True})),
             seed=0,
             work=NoWork(),
         )

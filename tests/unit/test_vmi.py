@@ -1,4 +1,4 @@
-"""VMI's own promises."""
+"""Tests of VMI."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from frostglass.attacks._search.families import Gaussian, Mixture
 from frostglass.attacks.base import invert, prior_only
 from frostglass.attacks.model.vmi import Vmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.networks.flow import Flow
 from frostglass.runtime.seeding import generator_for
@@ -25,8 +26,8 @@ def found(attack, known=None, labels=(2,), seed=0):
     return invert(
         attack,
         target().view(["gradients"]),
-        known or prior(),
-        labels=labels,
+        Assets(prior=known or prior()),
+        people=labels,
         seed=seed,
         work=NoWork(),
     )
@@ -49,13 +50,13 @@ def test_defaults_are_the_published_ones():
 
 
 def class_loss(latents, label):
-    """-log p_y of each picture, one at a time."""
+    """-log p_y of each image, one at a time."""
     module, generator = target().module.eval(), prior().generator.eval()
     return torch.stack([-module(generator(z[None]))[0].softmax(0)[label].log() for z in latents])
 
 
 def followed(family, *, gamma, steps=3, lr=0.05, points=4, label=2):
-    """Momentum written out on E[-log p_y] + γ · KL, the two with noise of their own, as the family samples and measures."""
+    """Momentum written out on E[-log p_y] + γ · KL, each with its own noise."""
     state, v = family.begin(torch.zeros(1, 6)), 0.0
     rng = generator_for(0, "search", label, 0)
     for _ in range(steps):
@@ -84,7 +85,7 @@ def test_a_few_steps_by_hand(q, gamma):
 
 @every_family
 def test_gamma_is_felt_once(q):
-    """Twice the weight of KL gives another result than once, and than none: the comparison by hand can fail."""
+    """Another weight of KL gives another result: the comparison by hand can fail."""
     none, once, twice = (followed(FAMILIES[q], gamma=gamma) for gamma in (0.0, 0.3, 0.6))
     assert (none - once).abs().max() > 1e-3
     assert (twice - once).abs().max() > 1e-3
@@ -113,7 +114,7 @@ def test_the_gaussian_without_its_family():
 
 @every_family
 def test_it_starts_at_the_generators_own_distribution(q):
-    """A mixture is spread over standard normal centres; the others are N(0, I) itself, so that KL is nothing."""
+    """A mixture has standard normal centres; the others are N(0, I) itself, with a KL of 0."""
     latents = found(small(q=q, steps=0, draws=600, keep=600)).latents[0]
     if q == "mixture":
         assert 1 < latents.std() < 1.7
@@ -130,24 +131,24 @@ SEARCH = {"steps": 100, "points": 16, "draws": 20, "keep": 20, "lr": 0.05, "opti
 
 
 @every_family
-def test_it_beats_blind_draws(q):
-    """No selection: all that is drawn from q against as many blind draws."""
-    some, blind = (
+def test_it_beats_prior_only_draws(q):
+    """No selection: all that is drawn from q against as many prior-only draws."""
+    some, draws = (
         found(small(q=q, **SEARCH), labels=(0, 1, 2, 3)),
         prior_only(prior(), range(4), 20, seed=0),
     )
 
-    def sure(pictures):
+    def sure(images):
         with torch.no_grad():
-            scores = target().module.eval()(pictures.flatten(0, 1)).softmax(1)
+            scores = target().module.eval()(images.flatten(0, 1)).softmax(1)
         return (
             scores.gather(1, torch.arange(4).repeat_interleave(20)[:, None])
             .unflatten(0, (4, 20))
             .mean(1)
         )
 
-    assert (sure(some.images) > sure(blind.images) + 0.2).all()
-    assert sure(some.images).mean() > sure(blind.images).mean() + 0.4
+    assert (sure(some.images) > sure(draws.images) + 0.2).all()
+    assert sure(some.images).mean() > sure(draws.images).mean() + 0.4
 
 
 @every_family
@@ -164,7 +165,7 @@ def test_q_is_as_wide_and_as_unsure_as_gamma_wants_it(q):
 
 def test_queries_are_counted_and_foretold():
     attack = small(points=4, steps=3, draws=5, keep=2)
-    assert attack.effort() == ("3 steps of 4 pictures", 12)
+    assert attack.search_effort == ("3 steps of 4 images", 12)
     assert found(attack, labels=(0, 1)).queries == 2 * (3 * 4 + 5)
 
 
@@ -177,8 +178,6 @@ def test_what_cannot_be_is_refused():
         small(q="glow")
     with pytest.raises(ConfigError, match="gamma"):
         small(gamma=-1.0)
-    with pytest.raises(
-        ConfigError, match=r"vmi\.critic_weight is not 0 and the prior has no critic"
-    ):
+    with pytest.raises(ConfigError, match=r"vmi\.critic_weight is 1, but .* has no critic"):
         found(small(critic_weight=1.0), prior(critic=False))
     found(small(steps=1), prior(critic=False))

@@ -40,11 +40,11 @@ def test_published_shapes():
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
 def test_every_size_maps_to_itself(size):
     generator, critic = Wgan(width=4).networks((3, size, size))
-    pictures = generator.eval()(torch.randn(2, 100))
-    assert pictures.shape == (2, 3, size, size)
-    assert pictures.min() >= 0
-    assert pictures.max() <= 1
-    assert critic(pictures).shape == (2, 1)
+    images = generator.eval()(torch.randn(2, 100))
+    assert images.shape == (2, 3, size, size)
+    assert images.min() >= 0
+    assert images.max() <= 1
+    assert critic(images).shape == (2, 1)
 
 
 def test_penalty_of_a_linear_critic_is_known():
@@ -87,7 +87,7 @@ def test_resumes_to_the_same_bytes(died_after):
 
 
 def test_learns_to_look_like_its_data():
-    """The mean picture of a trained generator is nearer to the data's than an untrained one's."""
+    """The mean image of a trained generator is nearer to the data's than an untrained one's."""
     method = Wgan(latent=5, width=8, steps=60, critic_steps=2, batch=16, lr=2e-3)
     trained = method.train(PUBLIC, None, seed=0, work=NoWork())
     fresh = Wgan(latent=5, width=8, steps=1, critic_steps=1, batch=16, lr=1e-9).train(
@@ -97,7 +97,7 @@ def test_learns_to_look_like_its_data():
     z = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         gaps = [(p.images(z).mean(0) - real).pow(2).mean() for p in (trained, fresh)]
-    assert gaps[0] < 0.5 * gaps[1]
+    assert gaps[0] < 0.75 * gaps[1]  # ten seeds: 0.08 to 0.47
 
 
 def test_divergence_is_reported():
@@ -169,17 +169,17 @@ def test_bad_files(tmp_path):
         Pretrained(weights="faces3").path()
 
 
-def test_embedded_priors_are_small_and_make_pictures():
+def test_embedded_priors_are_small_and_make_images():
     for name in embedded():
         path = Pretrained(weights=name).path()
         assert path.stat().st_size <= 8 * 2**20
         made = read_prior(path)
         with torch.no_grad():
-            pictures = made.images(
+            images = made.images(
                 torch.randn(16, made.latent, generator=torch.Generator().manual_seed(0))
             )
-        assert pictures.shape[1:] == made.image_shape
-        assert pictures.std(0).mean() > 0.1  # varied
+        assert images.shape[1:] == made.image_shape
+        assert images.std(0).mean() > 0.1  # varied
 
 
 def test_size_that_does_not_fit():
@@ -210,7 +210,7 @@ def test_diversity_against_slow_references():
         )
     same = f1.detach().clone().requires_grad_()
     diversity(same, same.detach(), z1, z2, "norm").backward()
-    assert same.grad.isfinite().all()  # two pictures that are one to the target
+    assert same.grad.isfinite().all()  # two images that are one to the target
 
 
 def test_without_diversity_nothing_is_asked_of_a_target():
@@ -225,7 +225,9 @@ def test_without_diversity_nothing_is_asked_of_a_target():
 def test_diversity_fits_the_prior_to_one_target_and_resumes(form, tmp_path):
     method, classifier = replace(SMALL, diversity=0.5, diversity_form=form), target()
     assert method.tied
-    with pytest.raises(ConfigError, match="wgan with diversity is fitted to one target"):
+    with pytest.raises(
+        ConfigError, match=r"wgan is fitted to one target .*or set prior.diversity to 0"
+    ):
         method.train(PUBLIC, None, seed=0, work=NoWork())
     before, modes = (
         {k: t.clone() for k, t in classifier.module.state_dict().items()},
@@ -254,7 +256,7 @@ def test_diversity_fits_the_prior_to_one_target_and_resumes(form, tmp_path):
     ).read_bytes()
 
 
-def test_diversity_makes_the_target_tell_pictures_apart():
+def test_diversity_makes_the_target_tell_images_apart():
     """The term's own value, on fresh latents, grows with its weight."""
     classifier = target()
     z1, z2 = (torch.randn(64, 5, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
@@ -269,7 +271,7 @@ def test_diversity_makes_the_target_tell_pictures_apart():
             features = [classifier.outputs(made.images(z))[1] for z in (z1, z2)]
         classifier.module.train()
         apart.append(diversity(*features, z1, z2, "norm"))
-    assert apart[1] > 1.5 * apart[0]
+    assert apart[1] > 1.5 * apart[0]  # ten seeds: 4.1 to 11.7
 
 
 @pytest.mark.parametrize(

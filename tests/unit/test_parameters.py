@@ -1,3 +1,5 @@
+"""Validated parameters: every problem at once, in plain words."""
+
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +31,7 @@ def test_values_are_kept_shown_and_frozen():
         oven.heat = 200
 
 
-def test_every_problem_is_told_in_one_line():
+def test_all_problems_are_reported_in_one_line():
     with pytest.raises(ConfigError) as caught:
         Oven(heat=300, least="warm")
     assert len(caught.value.problems) == 3
@@ -41,7 +43,7 @@ def test_every_problem_is_told_in_one_line():
     assert "got 'warm'" in message
 
 
-def test_ranges_are_told_in_plain_words():
+def test_ranges_are_described_in_plain_words():
     @parameters
     class Kiln:
         low: Annotated[float, Field(gt=0)] = 1.0
@@ -57,7 +59,7 @@ def test_ranges_are_told_in_plain_words():
     )
 
 
-def test_unknown_name_gets_the_nearest():
+def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(
         ConfigError,
         match=r"Oven: heet: no such parameter; did you mean 'heat'\? known: heat, least, place",

@@ -1,0 +1,244 @@
+"""Run folders of audits of models, written by the code that writes real ones."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostglass.auditing.controls import verdict
+from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.products import ModelExposure
+from frostglass.auditing.results import Audit, Trial
+from frostglass.auditing.run import Run
+from frostglass.auditing.run_folder import write_run
+from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.metrics.base import Rows
+from frostglass.report.arrange import group
+from frostglass.report.build import build_report
+from frostglass.report.load import read_run
+from frostglass.report.study import Study
+from pages import Page
+
+# Audits of models.
+CALOR = [{"name": "calor", "rank": 3}]
+SMOOTHING = [{"name": "label_smoothing"}]
+BIDO = [{"name": "bido"}]
+BROKEN = {"hits": (20, 19), "baseline": 1}
+DEFENDED = {"defenses": CALOR, "hits": (8, 7), "baseline": 1, "accuracy": 0.967}
+FAILED = {"control": (1, 1), "hits": (1, 1)}
+KEDMI, BREPMI = {"name": "kedmi"}, {"name": "brepmi"}
+STRAIGHT = {"name": "gmi", "straight_through": True}
+STAGE = {
+    "data": "public",
+    "epochs": 12,
+    "classes": 200,
+    "accuracy": {"train": 1.0, "validation": 0.95, "test": 0.934},
+}
+FROZEN = {"last_frozen_layer": "features.6", "trainable": 345, "frozen": 12000}
+TRANSFER = {
+    **DEFENDED,
+    "defenses": [{"name": "transfer"}],
+    "seconds": 90.0,
+    "info": {
+        "trainable": 345,
+        "first_stage": STAGE,
+        "stage_seconds": 240.0,
+        "facts": {"transfer": FROZEN},
+    },
+}
+
+
+def bido(**settings: Any) -> dict[str, Any]:
+    return {**DEFENDED, "defenses": [{"name": "bido", **settings}]}
+
+
+def tried(case: str, hits: int, **more: Any) -> dict[str, Any]:
+    """An attack on which both evaluators agree."""
+    return {**BROKEN, "case": case, "hits": (hits, hits), **more}
+
+
+def crossed(cases: Sequence[str], **more: Any) -> list[dict[str, Any]]:
+    """Each attack on an undefended model and on CALoR, each stronger than the one before."""
+    defended = [tried(case, 5 + place, defenses=CALOR, **more) for place, case in enumerate(cases)]
+    return [*(tried(case, 12 + place % 8, **more) for place, case in enumerate(cases)), *defended]
+
+
+def many_models(defenses: int = 8) -> list[dict[str, Any]]:
+    """An undefended model and eight defenses at three strengths, some of them close together."""
+    settings: list[list[dict[str, Any]]] = [
+        [{"name": "mid", "weight": weight} for weight in (0.003, 0.01, 0.02)],
+        [
+            {"name": "bido", "measure": "hsic_nocco", "lambda_y": weight}
+            for weight in (0.5, 1.0, 2.5)
+        ],
+        [
+            {"name": "bido", "measure": "coco_frobenius", "lambda_x": weight}
+            for weight in (5.0, 10.0, 15.0)
+        ],
+        [{"name": "label_smoothing", "alpha": alpha} for alpha in (-0.05, -0.1, -0.3)],
+        [{"name": "transfer", "ratio": ratio} for ratio in (0.5, 0.6, 0.7)],
+        [{"name": "calor", "rank": rank} for rank in (7, 5, 3)],
+        [{"name": "dpsgd", "noise": noise} for noise in (0.5, 1.0, 2.0)],
+        [{"name": "calor", "activation": "relu", "rank": rank} for rank in (7, 5, 3)],
+    ]
+    audits = [{**BROKEN, "accuracy": 0.96}]
+    for place, strengths in enumerate(settings[:defenses]):
+        for step, chosen in enumerate(strengths):
+            hits = 18 - 2 * place - step
+            audits.append(
+                {
+                    **BROKEN,
+                    "defenses": [chosen],
+                    "accuracy": 0.955 - 0.01 * step - 0.004 * place,
+                    "hits": (hits, hits),
+                }
+            )
+    return audits
+
+
+def first_of(people: int, candidates: int, count: int) -> torch.Tensor:
+    """Ones for the first `count` images, counted over all people, and zeros for the rest."""
+    return (torch.arange(people * candidates) < count).float().reshape(people, candidates)
+
+
+def model_rows(people: int, candidates: int, hits: Sequence[int], success: float) -> Rows:
+    """Rows in which evaluator N recognises the first `hits[N - 1]` images."""
+    columns = {
+        "target_top1": first_of(people, candidates, round(success * people * candidates)),
+        "target_confidence": torch.full((people, candidates), 0.5),
+    }
+    for place, count in enumerate(hits, 1):
+        columns[f"top1_{place}"] = first_of(people, candidates, count)
+        columns[f"top5_{place}"] = first_of(people, candidates, count + 1)
+    far = torch.linspace(0.2, 0.3, people * candidates).reshape(people, candidates)
+    columns |= {"distance": far, "distance_squared": far**2, "manifold": far}
+    return Rows(torch.arange(people), columns)
+
+
+def network(model: str, accuracy: float, key: str, classes: Sequence[str], **more: Any) -> Target:
+    info = {"model": model, "parameters": 12345, "accuracy": {"test": accuracy}}
+    info |= {"selected_epoch": 3, "history": [], "seconds": 60.0, **more.pop("info", {})}
+    return Target(nn.Identity(), tuple(classes), (3, 8, 8), "head", info=info, key=key, **more)
+
+
+def split_of(images: Images) -> Split:
+    manifest = {"parts": {"train": {"images": len(images), "sha256": "5e" * 32}}}
+    return Split(images, images, images, images, manifest, key="split")
+
+
+def experiment_of(name: str, spec: dict[str, Any], **more: Any) -> Experiment:
+    chosen = {"name": name, "case": spec.get("case", ""), "defenses": spec.get("defenses", [])}
+    return Experiment.parse(chosen | more)
+
+
+def evaluators_of(accuracies: Sequence[float], names: Sequence[str]) -> tuple[Target, ...]:
+    return tuple(
+        network("resnet", accuracy, f"evaluator{place}:{accuracy}", names)
+        for place, accuracy in enumerate(accuracies)
+    )
+
+
+def defense_label(spec: dict[str, Any]) -> str:
+    return " + ".join(d["name"] for d in spec.get("defenses", [])) or "undefended"
+
+
+def random_pixels(rng: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, generator=rng, dtype=torch.uint8)
+
+
+def make_run(
+    folder: Path,
+    audits: Sequence[dict[str, Any]],
+    *,
+    people: int = 20,
+    candidates: int = 1,
+    names: Sequence[str] = (),
+    size: int = 8,
+    evaluators: Sequence[float] = (0.97, 0.95),
+    settings: dict[str, Any] | None = None,
+    name: str = "trial",
+    private: torch.Tensor | None = None,
+) -> Path:
+    """Write a run folder of audits of models.
+
+    Each audit may set `defenses`, `hits` (images each evaluator recognises), `accuracy`, `loss`,
+    `success`, `baseline` (images recognised in the prior-only baseline), `control` (images each
+    evaluator recognises in the positive control, None for no control), `model`, `seed`, `far`
+    (manifold ratio), `images`, `recipe` (settings of the training), `seconds` (of the training;
+    the undefended one takes 60), `info` (more about the target), `case`, `attack` (instead of
+    GMI), `steps` (of each search) and `partial` (places of people whose search stopped early).
+    """
+    names = tuple(names) or tuple(f"person {place}" for place in range(people))
+    rng = torch.Generator().manual_seed(1)
+    private = random_pixels(rng, people, 3, size, size) if private is None else private
+    split = split_of(Images(private, torch.arange(people), names, tuple(names)))
+    networks = evaluators_of(evaluators, names)
+    results = []
+    for place, spec in enumerate(audits):
+        drawn = torch.rand((people, candidates, 3, size, size), generator=rng)
+        images = spec.get("images", drawn)
+        results.append(_model_audit(f"{name}{place}", spec, images, split, networks))
+    labels = tuple(map(defense_label, audits))
+    settings = {"name": name} if settings is None else settings
+    return write_run(Run(name, settings, labels, tuple(results)), folder)
+
+
+def _model_audit(
+    name: str,
+    spec: dict[str, Any],
+    images: torch.Tensor,
+    split: Split,
+    evaluators: tuple[Target, ...],
+) -> Audit:
+    people, candidates = images.shape[:2]
+    every = (people * candidates,) * len(evaluators)
+
+    def rows(hits: Sequence[int], success: float) -> Rows:
+        return model_rows(people, candidates, tuple(hits)[: len(evaluators)], success)
+
+    own = rows(spec.get("hits", every), spec.get("success", 1.0))
+    far = own.columns["manifold"] * spec.get("far", 1.0)
+    own = replace(own, columns={**own.columns, "manifold": far}, key=name)
+    zeros = torch.zeros(people, candidates)
+    marks: dict[str, Any] = {}
+    if "steps" in spec:
+        marks["steps"] = torch.tensor(spec["steps"])
+    if "partial" in spec:
+        marks["partial"] = torch.tensor([place in spec["partial"] for place in range(people)])
+    people_attacked = torch.arange(people)
+    result = Reconstructions(images, people_attacked, zeros, zeros, 31_200, 75.5, name, **marks)
+    model, names = spec.get("model", "cnn"), split.classes
+    attack = {"name": "gmi", "loss": spec.get("loss", "margin"), "keep": 1}
+    recipe = {"model": model, **spec.get("recipe", {})}
+    more = {"seed": spec.get("seed", 0), "target": recipe, "attack": spec.get("attack", attack)}
+    experiment = experiment_of("trial", spec, **more)
+    info = {"trainable": 12345, "seconds": spec.get("seconds", 60.0), **spec.get("info", {})}
+    target = network(model, spec.get("accuracy", 0.982), f"target{name}", names, info=info)
+    prior: Any = SimpleNamespace(info={"method": {"name": spec.get("prior", "wgan")}}, key="prior")
+    baseline = rows([spec.get("baseline", 0)] * len(evaluators), 0.0)
+    trial, control = Trial(ModelExposure(target), prior, result, result, own, baseline), None
+    if spec.get("control", ()) is not None:
+        undefended = ModelExposure(network(model, 0.982, "undefended", names))
+        hits = rows(spec.get("control", every), 1.0)
+        control = replace(trial, exposure=undefended, rows=hits)
+    controls = verdict(experiment, trial, control, evaluators=evaluators, references=None)
+    return Audit(experiment, split, evaluators, None, trial, control, controls)
+
+
+def page_of(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> Page:
+    """The report of one run of models."""
+    run = make_run(tmp_path / "run", audits, **options)
+    return Page(build_report([run], tmp_path / "report.html"))
+
+
+def sentences(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> list[str]:
+    return page_of(tmp_path, audits, **options).sentences
+
+
+def study_of(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> Study:
+    (study,) = group([read_run(make_run(tmp_path / "run", audits, **options))])
+    return study

@@ -1,0 +1,211 @@
+"""Damaged run folders and places that cannot hold a report."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from feature_folders import CRAFTED, OPEN, make_feature_run
+from frostglass.core.errors import DataError, FrostglassError, StoreError
+from frostglass.report.build import build_report
+from run_folders import BROKEN, DEFENDED, make_run
+
+ROWS = r"rows\.csv does not belong to its run\.json \(audit '{}'\): run again"
+
+
+@dataclass
+class Files:
+    """The files of a run: what is changed here is written back."""
+
+    rows: str
+    document: dict[str, Any]
+    images: dict[str, torch.Tensor]
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """The second audit."""
+        return self.document["audits"][1]
+
+    def set_rows(self, old: str, new: str) -> None:
+        self.rows = self.rows.replace(old, new)
+
+    def set_score(self, name: str, value: float) -> None:
+        self.audit["scores"][name]["value"] = value
+
+
+def refused(run: Path, kind: type[FrostglassError], message: str) -> None:
+    """Check that a report of the run fails with one line and leaves nothing behind."""
+    out = run.parent / "report.html"
+    with pytest.raises(FrostglassError, match=message) as caught:
+        build_report([run], out)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+    assert not out.with_suffix(".json").exists()
+
+
+def refused_change(run: Path, change: Callable[[Files], Any], message: str) -> None:
+    images = load_file(run / "images.safetensors")
+    files = Files(
+        (run / "rows.csv").read_text(), json.loads((run / "run.json").read_text()), images
+    )
+    change(files)
+    (run / "rows.csv").write_text(files.rows)
+    (run / "run.json").write_text(json.dumps(files.document))
+    save_file(files.images, run / "images.safetensors")
+    refused(run, StoreError if "format" in message else DataError, message)
+
+
+@pytest.mark.parametrize("make", [make_run, make_feature_run])
+@pytest.mark.parametrize("file", ["run.json", "rows.csv", "images.safetensors"])
+def test_missing_files_are_refused(tmp_path, make, file):
+    run = make(tmp_path / "run", [BROKEN if make is make_run else OPEN])
+    (run / file).unlink()
+    message = rf"has no {file}, so it is not a finished run: give the folder"
+    refused(run, StoreError, message.replace(".", r"\."))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "kind", "message"),
+    [
+        ("run.json", b"{", StoreError, r"run\.json is not JSON"),
+        ("run.json", b"[]", StoreError, r"has format null, expected 4"),
+        ("images.safetensors", b"cut", StoreError, r"is not a whole safetensors file"),
+        ("rows.csv", b"\xff\xfe\x00", DataError, r"rows\.csv is not a table"),
+    ],
+)
+def test_unreadable_files_are_refused(tmp_path, file, content, kind, message):
+    run = make_run(tmp_path / "run", [BROKEN])
+    path = run / file
+    path.write_bytes(path.read_bytes()[:-100] if content == b"cut" else content)
+    refused(run, kind, message)
+
+
+MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
+    (lambda f: f.document.update(format=99), r"has format 99, expected 4: run again"),
+    (lambda f: f.document.update(audits=[]), r"is damaged \(audits: "),
+    (lambda f: f.images.pop("audit.1"), r"has no audit\.1"),
+    (
+        lambda f: f.images.update({"audit.0": f.images["audit.0"].float()}),
+        r"audit\.0 is torch\.float32",
+    ),
+    (
+        lambda f: f.images.update(private=f.images["private"][1:].contiguous()),
+        r"private holds \(19,\) images, expected \(20,\)",
+    ),
+    (lambda f: f.set_rows(f.rows, f.rows[:-20]), ROWS.format("calor")),
+    (lambda f: f.set_rows("person 3", "person 300"), ROWS.format("undefended")),
+    (
+        lambda f: f.set_rows(f.rows, f.rows + "calor,person 0,0\n"),
+        r"has 41 rows where its run\.json explains 40",
+    ),
+    (
+        lambda f: f.set_score("top1_1", math.nan),
+        r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number",
+    ),
+    (lambda f: f.set_score("top1_1", 0.05), ROWS.format("calor")),
+    (lambda f: f.set_score("distance", 0.05), ROWS.format("calor")),
+    (lambda f: f.audit["scores"].pop("top1_2"), r"has no top1_2 for audit 'calor'"),
+    (
+        lambda f: f.audit["controls"].update(control_lift={}),
+        r"has no controls for audit 'calor'",
+    ),
+    (
+        lambda f: f.audit["training"].update(seconds=math.inf),
+        r"is damaged \(audits\.1\.training\.seconds: ",
+    ),
+    *(
+        (lambda f, name=name: f.audit.pop(name), rf"damaged \(audits\.1\.{name}: required, and not")  # type: ignore[misc]
+        for name in ("training", "case", "steps", "partial", "access")
+    ),
+    *(
+        (lambda f, steps=steps: f.audit.update(steps=steps), r"is damaged \(audits\.1\.steps: ")  # type: ignore[misc]
+        for steps in ("12", -1, math.inf)
+    ),
+    (lambda f: f.audit.update(partial=["nobody"]), ROWS.format("calor")),
+    (lambda f: f.audit.update(case=3), r"is damaged \(audits\.1\.case: "),
+]
+
+
+@pytest.mark.parametrize("place", range(len(MODEL_CHANGES)))
+def test_damaged_runs_of_models_are_refused_in_one_line(tmp_path, place):
+    refused_change(make_run(tmp_path / "run", [BROKEN, DEFENDED]), *MODEL_CHANGES[place])
+
+
+FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
+    (lambda f: f.set_rows(f.rows, f.rows[:-20]), ROWS.format("crafter")),
+    (
+        lambda f: f.set_rows(f.rows, f.rows + "crafter,person 0,0\n"),
+        r"has 25 rows where its run\.json explains 24",
+    ),
+    (lambda f: f.set_rows("person 3", "person 300"), ROWS.format("undefended")),
+    (lambda f: f.set_rows(",0.3,", ",often,"), ROWS.format("undefended")),
+    (lambda f: f.images.pop("audit.1"), r"has no audit\.1, which run\.json describes"),
+    (
+        lambda f: f.images.update(victims=f.images["victims"].float()),
+        r"victims is torch\.float32 \(6, 2, 3, 8, 8\), expected grey or colour images as bytes",
+    ),
+    (
+        lambda f: f.images.update(victims=f.images["victims"][1:].contiguous()),
+        r"victims holds \(5, 2\) images, expected \(6, 2\): run again",
+    ),
+    (
+        lambda f: f.images.update({"audit.1": f.images["audit.1"][:, :1].contiguous()}),
+        r"audit 'crafter' has 1 reconstructions of each of 6 people, expected a multiple of 2 of 6",
+    ),
+    (
+        lambda f: f.set_score("similarity", math.nan),
+        r"is damaged \(audits\.1\.scores\.similarity\.value: expected a finite number",
+    ),
+    (lambda f: f.set_score("similarity", 0.301), ROWS.format("crafter")),
+    (lambda f: f.set_score("ssim", 0.151), ROWS.format("crafter")),
+    (lambda f: f.audit["scores"].pop("top1_2"), r"has no top1_2 for audit 'crafter'"),
+    (lambda f: f.audit["prior_only"].pop("similarity"), r"has no similarity for audit 'crafter'"),
+    (
+        lambda f: f.audit["controls"].update(control_lift={}),
+        r"has no controls for audit 'crafter', so it cannot be believed: run again",
+    ),
+    (
+        lambda f: f.audit["utility"].pop("mean_mcc_low"),
+        r"is damaged \(audits\.1\.utility\.mean_mcc_low: required, and not given\): run again",
+    ),
+    (lambda f: f.audit["keys"].pop("exposure"), r"does not say what audit 'crafter' attacked"),
+    (lambda f: f.document.update(embedder=None), r"is damaged \(embedder: "),
+    (
+        lambda f: f.audit.update(surface="model"),
+        r"is damaged \(audits\.1\.surface: expected 'features'",
+    ),
+    (lambda f: f.document.update(audits=[]), r"is damaged \(audits: "),
+]
+
+
+@pytest.mark.parametrize("place", range(len(FEATURE_CHANGES)))
+def test_damaged_runs_of_features_are_refused_in_one_line(tmp_path, place):
+    refused_change(make_feature_run(tmp_path / "run", [OPEN, CRAFTED]), *FEATURE_CHANGES[place])
+
+
+def test_places_that_cannot_hold_a_report_are_refused(tmp_path):
+    run = make_run(tmp_path / "run", [BROKEN])
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(
+        StoreError, match=r"missing is not a folder: give the folder of a finished run"
+    ):
+        build_report([tmp_path / "missing"], tmp_path / "report.html")
+    with pytest.raises(DataError, match="at least one run folder"):
+        build_report([], tmp_path / "report.html")
+    for out in (tmp_path / "report.json", tmp_path):
+        with pytest.raises(StoreError, match="cannot hold a page: give the name of a file"):
+            build_report([run], out)
+    for out in (run / "run.html", run / "rows.csv", tmp_path / "run" / ".." / "run" / "run.htm"):
+        with pytest.raises(StoreError, match="would overwrite a run's own files"):
+            build_report([run], out)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*report\.html"):
+        build_report([run], tmp_path / "file" / "report.html")
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
