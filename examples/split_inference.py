@@ -1,96 +1,86 @@
-"""Split inference over HTTP: a client sends protected features, and never a picture; a server answers what it sees.
+"""Split inference over HTTP: a client sends protected features, never an image; a server answers.
 
-Here both run in one process on localhost, with a small network trained on procedural faces that tells attributes such as glasses or a beard. Run it with
-`python examples/split_inference.py`; it takes a few minutes.
+Both run in one process on localhost, with a small network that predicts attributes of procedural
+faces, such as glasses or a beard. Run it with `python examples/split_inference.py`; it takes a few
+minutes.
 """
 
 import json
 import threading
 import urllib.request
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from frostglass import make_split
-from frostglass.core.errors import FrostglassError
-from frostglass.data.faces import Faces
-from frostglass.defenses.release.crafter import Crafter
-from frostglass.deploy.client import Client, Server, split_model
-from frostglass.priors.pretrained import Pretrained
-from frostglass.training.loop import train_target
-from frostglass.training.settings import Training
+import frostglass as fg
+from frostglass.data import Faces
+from frostglass.defenses import Crafter
+from frostglass.priors import Pretrained
 
 
-def service(server: Server) -> HTTPServer:
-    """A web service that knows the second half of the network and nothing else."""
+def service(server: fg.Server) -> HTTPServer:
+    """Return a web service that has only the second half of the network."""
 
-    class Answers(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             try:
                 features = load(self.rfile.read(int(self.headers["Content-Length"])))["features"]
-                chances = server.answer(features).sigmoid()
-            except (FrostglassError, SafetensorError, KeyError) as error:
-                self.send_error(400, f"one tensor named features is expected: {error}")
+                probabilities = server.answer(features).sigmoid().tolist()
+            except (fg.FrostglassError, SafetensorError, KeyError) as error:
+                self.send_error(400, f"expected one tensor named features: {error}")
                 return
-            told = [
+            predicted = [
                 {name: round(p, 3) for name, p in zip(server.classes, row, strict=True) if p > 0.5}
-                for row in chances.tolist()
+                for row in probabilities
             ]
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(told).encode())
+            self.wfile.write(json.dumps(predicted).encode())
 
         def log_message(self, *_: object) -> None:
             pass
 
-    return HTTPServer(("127.0.0.1", 0), Answers)
+    return HTTPServer(("127.0.0.1", 0), Handler)
 
 
-def ask(client: Client, pictures: torch.Tensor, address: str) -> list[dict[str, float]]:
-    """What runs on the device: pictures in, answers back; only protected features are sent."""
-    body = save({"features": client.protect(pictures).contiguous()})
-    with urllib.request.urlopen(
-        urllib.request.Request(address, data=body, method="POST")
-    ) as answer:
+def ask(client: fg.Client, images: torch.Tensor, address: str) -> list[dict[str, float]]:
+    """Run on the device: send protected features of images, return the server's answers."""
+    body = save({"features": client.protect(images).contiguous()})
+    request = urllib.request.Request(address, data=body, method="POST")
+    with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read())
 
 
 def main(people: int = 30, epochs: int = 15, steps: int = 30) -> float:
-    split = make_split(
-        Faces(identities=people, images=40, public_identities=200, public_images=1),
-        test_fraction=0.2,
-        validation_fraction=0.1,
-        seed=0,
-    )
-    target = train_target(
-        Training(model="cnn", attributes=("all",), cut="stage1", epochs=epochs), split
-    )
-    client, server = split_model(
-        target, Crafter(beta=1.0, steps=steps), prior=Pretrained().read(split.train.shape)
-    )
+    data = Faces(identities=people, images=40, public_identities=200, public_images=1)
+    split = fg.make_split(data, test_fraction=0.2, validation_fraction=0.1, seed=0)
+    training = fg.Training(model="cnn", attributes=("all",), cut="stage1", epochs=epochs)
+    target = fg.train_target(training, split)
+    prior = Pretrained().train(split.public)
+    client, server = fg.split_model(target, Crafter(beta=1.0, steps=steps), prior=prior)
 
     running = service(server)
     threading.Thread(target=running.serve_forever, daemon=True).start()
-    victims = split.test.at(
-        torch.stack([(split.test.labels == person).nonzero()[0, 0] for person in range(8)])
-    )  # a picture each
+    first = [(split.test.labels == person).nonzero()[0, 0] for person in range(min(8, people))]
+    victims = split.test.at(torch.stack(first))  # one image of each person
     answers = ask(client, victims.floats(), f"http://127.0.0.1:{running.server_port}")
     running.shutdown()
 
-    right = 0.0
-    truth = [
-        {server.classes[place] for place in row.nonzero().flatten().tolist()}
-        for row in victims.attributes
-    ]
-    for name, told, has in zip(victims.sources, answers, truth, strict=True):
-        print(
-            f"{name}: told {', '.join(told) or 'nothing'}; true {', '.join(sorted(has)) or 'nothing'}"
-        )
-        right += 1 - len(set(told) ^ has) / len(server.classes)
-    print(f"right on {right / len(answers):.0%} of the attributes, from protected features alone")
-    return right / len(answers)
+    correct = 0.0
+    for name, predicted, row in zip(victims.sources, answers, victims.attributes, strict=True):
+        true = {server.classes[place] for place in row.nonzero().flatten().tolist()}
+        print(f"{name}: predicted {_words(predicted)}; true {_words(sorted(true))}")
+        correct += 1 - len(set(predicted) ^ true) / len(server.classes)
+    share = correct / len(answers)
+    print(f"{share:.0%} of the attributes are correct, from protected features alone")
+    return share
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 if __name__ == "__main__":

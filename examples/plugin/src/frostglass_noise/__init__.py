@@ -1,0 +1,1 @@
+"""A small Frostglass plugin: one defense and one attack."""
