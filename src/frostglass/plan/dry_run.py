@@ -26,7 +26,7 @@ from frostglass.core.errors import FrostglassError
 from frostglass.core.method import Method
 from frostglass.core.types import Reconstructions, Split, Target
 from frostglass.models.base import MODEL_ERRORS, first_line, probe
-from frostglass.plan.brief import Call, blank_split
+from frostglass.plan.brief import BATCH, Call, blank_split
 from frostglass.plan.ledger import META, Cost, Ledger
 from frostglass.plan.time import Machine
 from frostglass.store.files import Work
@@ -178,11 +178,10 @@ class DryRunStore(Store):
         return self._target_structure(product) if isinstance(product, Target) else ""
 
     def _target_structure(self, target: Target) -> str:
-        """Name a target by the first one that takes as long and is as large within 2 %."""
+        """Name a target by the first one whose pass takes as long and moves as much."""
         with self._ledger.measure() as cost:
-            probe(target.module, torch.empty(8, *target.image_shape, device=META))
-        weights = sum(tensor.nbytes for tensor in target.module.state_dict().values())
-        work = [TYPICAL.seconds(cost), cost.moved, weights]
+            probe(target.module, torch.empty(BATCH, *target.image_shape, device=META))
+        work = [TYPICAL.seconds(cost), cost.moved]
         place = f"target {len(target.classes)} {target.image_shape} {target.cut}"
         alike = self._targets.setdefault(place, [])
         for number, other in enumerate(alike):
