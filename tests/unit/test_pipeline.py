@@ -476,3 +476,18 @@ def test_what_was_searched_before_a_power_cut_is_not_searched_again(
         done.audits[0].reconstructions.latents, finished[1].audits[0].reconstructions.latents
     )
     assert done.audits[0].reconstructions.queries == finished[1].audits[0].reconstructions.queries
+
+
+def test_a_model_audit_measures_face_similarity_with_an_embedder_of_public_people(tmp_path):
+    config = TOY | {
+        "data": TOY["data"] | {"public_identities": 8, "public_images": 4},
+        "embedder": {"model": "resnet", "epochs": 1, "options": {"width": 4, "depth": 1}},
+        "metrics": [{"name": "accuracy"}, {"name": "face"}],
+    }
+    assert problems(experiments(config)) == []
+    done = run_all(config, Store(tmp_path))
+    (audit,) = done.audits
+    assert audit.embedder.classes == audit.split.public.names
+    assert audit.rows.columns["similarity"].shape == audit.reconstructions.images.shape[:2]
+    assert [score.name for score in audit.controls.headline] == ["top1_1", "top1_2"]
+    assert "face_similarity" in summary(done)["audits"][0]["scores"]
