@@ -13,7 +13,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
 		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; \
 	else \
-		$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+		$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
 	fi
 	@touch $@
 
@@ -26,7 +27,7 @@ OTHER_KERNELS := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=C
 
 # The contracts run twice, the second time with other CPU kernels: they must pass on any machine.
 test: install lint
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	@$(OTHER_KERNELS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/contracts
 
 slow: install

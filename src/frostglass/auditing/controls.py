@@ -59,7 +59,7 @@ def verdict(
     evaluators: Sequence[Target],
     references: Mapping[str, float] | None,
 ) -> Controls:
-    """Judge a trial by its prior-only baseline and by the trial of the undefended model."""
+    """Assess a trial by its prior-only baseline and by the trial of the undefended model."""
     rows, baseline = trial.rows, trial.baseline_rows
     control_lift = lift(control.rows, control.baseline_rows, exp.surface) if control else ()
     unknown = trial.prior is not None and "seen_identities" in trial.prior.info

@@ -47,7 +47,7 @@ from frostglass.training.settings import Training, attributes_in, classes_of, fi
 
 
 def audit(experiment: Experiment, store: Store) -> Audit:
-    """Run one experiment, or what the store lacks of it, and judge it by its controls."""
+    """Run one experiment, or what the store lacks of it, and assess it by its controls."""
     made = produce(experiment, store)
     exposure, references = made.trial.exposure, None
     facts: Mapping[str, Any] = {}

@@ -133,7 +133,9 @@ class Readers:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = dict(zip(("images", "people"), self._waiting or (), strict=False))
+        tensors = {}
+        if self._waiting:
+            tensors["images"], tensors["people"] = self._waiting
         for name, network in self._networks.items():
             tensors |= with_prefix(name, network.state_dict())
             tensors |= with_prefix(f"{name}_rule", optimizer_tensors(self._rules[name]))

@@ -288,7 +288,7 @@ def _keys_table(study: Study, run: Run, entries: Sequence[Entry]) -> parts.Table
     names = [f"evaluator {place}" for place in range(1, len(facts.evaluators) + 1)] + ["embedder"]
     rows: list[list[parts.Cell | str]] = [
         [name, "–", net.model, number(net.parameters, "count"), "–", _code(net.key)]
-        for name, net in zip(names, facts.networks, strict=False)
+        for name, net in zip(names[: len(facts.networks)], facts.networks, strict=True)
     ]
     for entry in entries:
         own, cut = entry.facts, getattr(entry.facts, "cut", None)
