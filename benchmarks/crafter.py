@@ -53,9 +53,9 @@ def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
             times, mine, theirs = ratio(step, search_and_critic, rounds=3)
             bare = ratio(step, search, rounds=3)[0]
         yield (
-            f"crafter step, {name}, {count} images: {bare:.3f} × the passes of search and products "
-            f"(limit {LIMIT} as published); {times:.3f} × those and the critic's, {mine:.2f} s "
-            f"against {theirs:.2f} s"
+            f"crafter step, {name}, {count} images: {bare:.3f} × the passes of search and "
+            f"products (limit {LIMIT} as published); {times:.3f} × those and the critic's, "
+            f"{mine:.2f} s against {theirs:.2f} s"
         )
 
 

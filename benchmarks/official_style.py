@@ -36,8 +36,8 @@ def measure() -> Iterator[str]:
     times = statistics.median(theirs / mine for theirs, mine in pairs)
     theirs, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
     yield (
-        f"GMI, VGG16 at 64 px, {PEOPLE} people × {SEEDS} seeds × {STEPS} steps: {times:.2f} times "
-        f"as fast as the official style (limit: at least {LIMIT}); {mine:.1f} s against "
+        f"GMI, VGG16 at 64 px, {PEOPLE} people × {SEEDS} seeds × {STEPS} steps: {times:.2f} "
+        f"times as fast as the official style (limit: at least {LIMIT}); {mine:.1f} s against "
         f"{theirs:.1f} s"
     )
 

@@ -12,6 +12,25 @@ from typer.testing import CliRunner
 from frostglass.cli.main import app
 
 SCRIPT = Path(sys.executable).with_name("frostglass")
+FACES = """
+[data]
+name = "faces"
+size = 16
+identities = 4
+images = 8
+public_identities = 30
+public_images = 1
+"""
+ONE_EPOCH = """
+[target]
+epochs = 1
+batch = 16
+options = { width = 4 }
+
+[[evaluators]]
+model = "lenet"
+epochs = 1
+"""
 SETTINGS = """
 [target]
 epochs = 2
@@ -43,15 +62,7 @@ batch = 4
 """
 TOY = f"""
 name = "toy"
-
-[data]
-name = "faces"
-size = 16
-identities = 4
-images = 8
-public_identities = 30
-public_images = 1
-{SETTINGS}"""
+{FACES}{SETTINGS}"""
 PROGRESS = re.compile(r"\w+ \S{1,8}: (started|resumed|done after \d+ s)( \(.+\))?")
 HIDDEN_BY_PYTHON = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)
 

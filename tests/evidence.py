@@ -5,13 +5,9 @@ from torch import nn
 
 from frostglass.core.types import Reconstructions
 from frostglass.metrics.base import Evidence
-from worlds import split, target
+from worlds import rng, split, target
 
 PEOPLE, IMAGES, TRIES = 3, 2, 2
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def bytes_of(*shape, seed=0):

@@ -67,3 +67,20 @@ class Page(HTMLParser):
             np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1]))))
             for source in sources
         ]
+
+
+ACTIVE_TAGS = {"script", "link", "iframe", "object", "embed", "a", "base", "form"}
+ACTIVE_ATTRIBUTES = ("href", "srcset", "action")
+
+
+def assert_self_contained(path: Path, folder: Path) -> None:
+    """Assert that a report loads nothing, runs nothing, and does not name its folder."""
+    page = Page(path)
+    assert not {tag for tag, _ in page.tags} & ACTIVE_TAGS
+    names = {name for _, values in page.tags for name in values}
+    assert not [name for name in names if name.startswith("on") or name in ACTIVE_ATTRIBUTES]
+    assert all(values["src"].startswith("data:") for _, values in page.tags if "src" in values)
+    assert "url(" not in page.raw
+    assert "@import" not in page.raw
+    assert "default-src 'none'" in page.raw
+    assert str(folder) not in page.raw + path.with_suffix(".json").read_text()

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from frostglass.attacks.base import invert
+from frostglass.core.assets import Assets
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.priors.base import identity_hashes
@@ -12,6 +14,14 @@ from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.runtime.seeding import seeded
 
 SHAPE = (3, 16, 16)
+SMALL_GAN = {
+    "latent": 5, "width": 4, "steps": 6, "critic_steps": 2, "batch": 8, "checkpoint_every": 2,
+    "average": 0.5,
+}  # fmt: skip
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def target(classes: int = 4, shape=SHAPE, seed: int = 0) -> Target:
@@ -28,9 +38,7 @@ def target(classes: int = 4, shape=SHAPE, seed: int = 0) -> Target:
         )
     with torch.no_grad():
         generator = prior(shape).generator.eval()
-        logits = module.eval()(
-            generator(torch.randn(200, 6, generator=torch.Generator().manual_seed(0)))
-        )
+        logits = module.eval()(generator(torch.randn(200, 6, generator=rng())))
         module[6].weight *= 4 / logits.std(0)[:, None]
         module[6].bias.copy_((module[6].bias - logits.mean(0)) * 4 / logits.std(0))
     module.train()
@@ -144,9 +152,8 @@ def linear_world(classes: int = 3, latent: int = 5) -> tuple[Target, Prior]:
 
 def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "person") -> Images:
     """Random images whose class shows as a bright band."""
-    rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    pixels = torch.randint(0, 120, (count, *shape), generator=rng, dtype=torch.uint8)
+    pixels = torch.randint(0, 120, (count, *shape), generator=rng(seed), dtype=torch.uint8)
     band = shape[1] // classes
     for row, label in enumerate(labels.tolist()):
         pixels[row, :, label * band : (label + 1) * band] += 120
@@ -157,6 +164,18 @@ def images(count: int, classes: int, shape=SHAPE, seed: int = 0, names: str = "p
         sources=tuple(f"{names}/{i}" for i in range(count)),
         key=f"{names}{seed}",
     )
+
+
+PUBLIC = images(40, 5, names="stranger")
+
+
+def colour_images() -> Tensor:
+    """Noise, with the corners of the colour cube, grey pixels and two channels alike among it."""
+    noise = torch.rand(6, 3, 12, 12, generator=rng(7))
+    noise[:, :, 0, :8] = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).T
+    noise[:, :, 1, :4] = torch.tensor([0.0, 0.25, 0.5, 1.0])
+    noise[:, 1, 2] = noise[:, 2, 2]
+    return noise
 
 
 def split(classes: int = 4, count: int = 48) -> Split:
@@ -229,3 +248,9 @@ def of_people(result: Reconstructions, rows: list[int]) -> Reconstructions:
     """The results of some people, by their place."""
     columns = ("images", "labels", "latents", "confidence", "draws", "steps", "broken", "partial")
     return replace(result, **{name: getattr(result, name)[rows] for name in columns})
+
+
+def run_attack(attack, known=None, labels=(2,), seed=0) -> Reconstructions:
+    """Run an attack on the model of `target` with gradients."""
+    view, assets = target().view(["gradients"]), Assets(prior=known or prior())
+    return invert(attack, view, assets, people=labels, seed=seed, work=NoWork())

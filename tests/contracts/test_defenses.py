@@ -1,6 +1,7 @@
 """The contract of every registered defense, alone and in every pair."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -63,13 +64,19 @@ def small(name, **more):
     return defenses.get(name)(**SMALL.get(name, {}) | more)
 
 
-def train(*chosen, work=None):
-    return train_target(CONFIG, split(), chosen, seed=0, work=work or NoWork())
+def train(*chosen, work=None, config=CONFIG):
+    return train_target(config, split(), chosen, seed=0, work=work or NoWork())
 
 
-@pytest.fixture(scope="module")
+@cache
+def trained_with(*names):
+    """Return the target trained with these small defenses, computed once; leave it unchanged."""
+    return train(*map(small, names))
+
+
+@pytest.fixture
 def plain():
-    return train()
+    return trained_with()
 
 
 def test_disabled_parameters_are_the_undefended_run_bit_for_bit(defense, plain):
@@ -84,7 +91,7 @@ def test_disabled_parameters_are_the_undefended_run_bit_for_bit(defense, plain):
 
 
 def test_an_enabled_defense_trains_and_changes_the_result(defense, plain):
-    trained = train(small(defense.name))
+    trained = trained_with(defense.name)
     assert not same_weights(plain.module, trained.module)
     assert all(
         value == value for row in trained.info["history"] for value in row.values()
@@ -96,13 +103,12 @@ def test_an_interrupted_training_resumes_to_the_same_weights(defense):
     with pytest.raises(KilledError):
         train(small(defense.name), work=work)
     work.left = None
-    assert same_weights(
-        train(small(defense.name), work=work).module, train(small(defense.name)).module
-    )
+    resumed = train(small(defense.name), work=work)
+    assert same_weights(resumed.module, trained_with(defense.name).module)
 
 
 def test_training_leaves_a_network_that_can_be_attacked(defense):
-    trained = train(small(defense.name))
+    trained = trained_with(defense.name)
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     view = trained.view(["gradients"])
     view.logits(images).square().sum().backward()
@@ -144,7 +150,7 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
         with pytest.raises(ConfigError, match=reason):
             train(*chosen)
         return
-    trained = train(*chosen)
+    trained = train(*chosen, config=replace(CONFIG, epochs=2))
     terms = set(trained.info["history"][-1])
     assert all(value == value for row in trained.info["history"] for value in row.values())
     assert ("mid_kl" in terms) == ("mid" in pair)
@@ -202,7 +208,7 @@ def test_transfer_and_bido_tap_unfrozen_layers_only():
         "stage3",
         "stage4",
     ]  # stage 3 is cut by the boundary, stage 1 is frozen
-    assert train(small("bido")).info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]
+    assert trained_with("bido").info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]
 
 
 RELEASING = {
@@ -225,7 +231,7 @@ def releasing(request):
 
 
 def release(method, work=None):
-    encoder = halves(train()).encoder
+    encoder = halves(trained_with()).encoder
     return encoder, method.release(
         encoder, split().test.floats()[:5], Assets(prior=prior()), seed=0, work=work or NoWork()
     )

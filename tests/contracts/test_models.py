@@ -13,7 +13,7 @@ from frostglass.models.wrap import wrap
 
 CLASSES = 7
 COLOUR = (3, 32, 32)
-SHAPES = [(channels, side, side) for side in (16, 32, 64) for channels in (1, 3)]
+SHAPES = [(3, 16, 16), (1, 32, 32), (3, 64, 64)]
 # Networks of full size would take minutes, so these are narrower; some need 32 px.
 SMALL = {
     "vgg16": {"width": 4},

@@ -28,7 +28,7 @@ LADDER = (
     ("priors",),
     ("defenses",),
     ("training",),
-    ("attacks",),
+    ("attacks", "evaluators"),
     ("metrics",),
     ("deploy",),
     ("auditing",),

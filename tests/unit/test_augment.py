@@ -15,23 +15,13 @@ from frostglass.data._augment import (
     resized_crop,
     saturated,
 )
+from worlds import colour_images, rng
 
 OFF = {"flip": False, "shift": 0, "crop": 1.0, "jitter": (0, 0, 0, 0), "cutout": 0.0}
 ON = {"flip": True, "shift": 2, "crop": 0.5, "jitter": (0.2, 0.2, 0.1, 0.1), "cutout": 0.5}
 
 
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
-def images() -> Tensor:
-    """Noise, with the corners of the colour cube, grey pixels and two channels alike among it."""
-    noise = torch.rand(6, 3, 12, 12, generator=rng(7))
-    noise[:, :, 0, :8] = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).T
-    noise[:, :, 1, :4] = torch.tensor([0.0, 0.25, 0.5, 1.0])
-    noise[:, 1, 2] = noise[:, 2, 2]
-    return noise
+images = pytest.fixture(colour_images)
 
 
 def one_by_one(function, images: Tensor, factors: Tensor) -> Tensor:

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from frostglass.core.errors import DataError
 from frostglass.data._balanced import balanced_batches
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+from worlds import rng
 
 
 def labels_of(counts, seed=0):

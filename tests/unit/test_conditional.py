@@ -16,16 +16,20 @@ from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.base import priors
 from frostglass.priors.conditional import Conditional, hinge, most_confident
 from frostglass.runtime.seeding import generator_for, seeded
-from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, same_weights, target
-
-SMALL = Conditional(
-    latent=5, width=4, top=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5
+from worlds import (
+    PUBLIC,
+    SHAPE,
+    SMALL_GAN,
+    KilledError,
+    MemoryWork,
+    NoWork,
+    images,
+    rng,
+    same_weights,
+    target,
 )
-PUBLIC = images(40, 5, names="stranger")
 
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+SMALL = Conditional(**SMALL_GAN, top=4)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from frostglass.priors.context import Completion, Context, Critics, blurred, hin
 from frostglass.priors.students import Students
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.seeding import seeded
-from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, same_weights, target
+from worlds import PUBLIC, SHAPE, KilledError, MemoryWork, NoWork, same_weights, target
 
 SMALL = Context(
     diversity=0.0,
@@ -25,7 +25,6 @@ SMALL = Context(
     checkpoint_every=2,
     average=0.5,
 )
-PUBLIC = images(40, 5, names="stranger")
 GREY = (0.5, 0.25, 0.75)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from commands import FACES, ONE_EPOCH
 from frostglass.attacks.base import attacks, invert
 from frostglass.attacks.model.brepmi import Brepmi
 from frostglass.attacks.model.gmi import Gmi
@@ -180,22 +181,9 @@ def test_a_module_in_memory_cannot_come_back_from_a_file(here):
         load_prior(here)
 
 
-TOY = """
+TOY = f"""
 name = "toy"
-[data]
-name = "faces"
-size = 16
-identities = 4
-images = 8
-public_identities = 30
-public_images = 1
-[target]
-epochs = 1
-batch = 16
-options = { width = 4 }
-[[evaluators]]
-model = "lenet"
-epochs = 1
+{FACES}{ONE_EPOCH}
 [prior]
 name = "wgan"
 steps = 4

@@ -5,24 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frostglass.attacks.base import invert
 from frostglass.attacks.model.kedmi import Kedmi
-from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.runtime.seeding import generator_for, seeded
-from worlds import SHAPE, NoWork, prior, target
-
-
-def found(attack, known=None, labels=(2,), seed=0):
-    return invert(
-        attack,
-        target().view(["gradients"]),
-        Assets(prior=known or prior()),
-        people=labels,
-        seed=seed,
-        work=NoWork(),
-    )
+from worlds import SHAPE, prior, run_attack, target
 
 
 def taught():
@@ -100,7 +87,9 @@ def drawn(state, label, draws, clamp=None):
 )
 @pytest.mark.parametrize("critic_weight", [1.0, 300.0])
 def test_a_few_steps_by_hand(known, options, critic_weight):
-    some = found(Kedmi(steps=4, draws=3, keep=3, critic_weight=critic_weight, **options), known)
+    some = run_attack(
+        Kedmi(steps=4, draws=3, keep=3, critic_weight=critic_weight, **options), known
+    )
     clamp = options.get("bound")
     state = by_hand(
         known,
@@ -117,19 +106,19 @@ def test_a_few_steps_by_hand(known, options, critic_weight):
 
 
 def test_the_start_is_a_wide_gaussian_around_zero_or_around_a_latent():
-    many = found(Kedmi(steps=0, draws=400, keep=400, critic_weight=0.0)).latents[0]
+    many = run_attack(Kedmi(steps=0, draws=400, keep=400, critic_weight=0.0)).latents[0]
     assert many.mean().item() == pytest.approx(0, abs=0.1)
     assert many.std().item() == pytest.approx(torch.tensor(0.5).exp().item(), rel=0.05)
-    around = found(Kedmi(steps=0, draws=400, keep=400, mean="normal", log_variance=-10.0)).latents[
-        0
-    ]
+    around = run_attack(
+        Kedmi(steps=0, draws=400, keep=400, mean="normal", log_variance=-10.0)
+    ).latents[0]
     centre = torch.randn(6, generator=generator_for(0, "kedmi", 2, 0))
     assert torch.allclose(around.mean(0), centre, atol=0.01)
 
 
 def test_a_clamp_of_what_is_printed_changes_nothing_and_one_of_the_latents_does():
     off, log, forward = (
-        found(Kedmi(steps=12, lr=0.2, clamp=clamp)) for clamp in ("off", "log", "forward")
+        run_attack(Kedmi(steps=12, lr=0.2, clamp=clamp)) for clamp in ("off", "log", "forward")
     )
     assert torch.equal(off.latents, log.latents)
     assert off.latents.abs().max() > 1
@@ -137,18 +126,20 @@ def test_a_clamp_of_what_is_printed_changes_nothing_and_one_of_the_latents_does(
     assert not torch.allclose(
         off.latents.clamp(-1, 1), forward.latents
     )  # it is felt while searching, not only at the end
-    assert found(Kedmi(steps=2, clamp="forward", bound=0.3)).latents.abs().max() <= 0.3
+    assert run_attack(Kedmi(steps=2, clamp="forward", bound=0.3)).latents.abs().max() <= 0.3
 
 
 def test_adam_does_not_see_how_large_the_batch_is():
     """Duplicates beside a row, or a coupling of twice the size, leave its steps as they are."""
-    alone, doubled = found(Kedmi(steps=10)), found(Kedmi(steps=10), labels=(2, 2, 2, 2))
+    alone, doubled = run_attack(Kedmi(steps=10)), run_attack(Kedmi(steps=10), labels=(2, 2, 2, 2))
     assert torch.allclose(doubled.latents, alone.latents.expand_as(doubled.latents), atol=1e-4)
-    assert torch.allclose(found(Kedmi(steps=10, coupling=120)).latents, alone.latents, atol=1e-4)
+    assert torch.allclose(
+        run_attack(Kedmi(steps=10, coupling=120)).latents, alone.latents, atol=1e-4
+    )
 
 
 def test_images_are_ordered_by_the_margin_and_none_is_left_out():
-    some = found(Kedmi(steps=5, candidates=2, draws=4, keep=8))
+    some = run_attack(Kedmi(steps=5, candidates=2, draws=4, keep=8))
     assert sorted(some.draws[0].tolist()) == list(range(8))
     with torch.no_grad():
         logits = target().module.eval()(some.images[0])
@@ -159,7 +150,7 @@ def test_images_are_ordered_by_the_margin_and_none_is_left_out():
 
 
 def test_queries_are_counted():
-    assert found(Kedmi(steps=7, draws=3, keep=1), labels=(0, 1)).queries == 2 * 7 + 2 * 3
+    assert run_attack(Kedmi(steps=7, draws=3, keep=1), labels=(0, 1)).queries == 2 * 7 + 2 * 3
     assert Kedmi(steps=7, draws=3, keep=1, samples=2).search_effort == ("7 steps of 2 images", 14)
 
 
@@ -173,8 +164,8 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="log_variance"):
         Kedmi(log_variance=5)
     with pytest.raises(ConfigError, match=r"kedmi\.critic_weight is 1, but .* has no critic"):
-        found(Kedmi(steps=1), prior(critic=False))
-    found(Kedmi(steps=1, critic_weight=0), prior(critic=False))
+        run_attack(Kedmi(steps=1), prior(critic=False))
+    run_attack(Kedmi(steps=1, critic_weight=0), prior(critic=False))
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,6 @@ def test_commands_with_long_work_keep_freed_memory(monkeypatch: pytest.MonkeyPat
     assert None in names
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace())
-    keep_freed_memory()
-
-
 def test_without_a_posix_loader_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.os, "name", "nt")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("loaded"))

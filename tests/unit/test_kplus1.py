@@ -18,29 +18,20 @@ from frostglass.priors.kplus1 import (
 )
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.seeding import generator_for
-from worlds import KilledError, MemoryWork, NoWork, images, same_weights, target
-
-SMALL = Kplus1(
-    latent=5,
-    width=4,
-    steps=6,
-    critic_steps=2,
-    batch=8,
-    kernels=3,
-    kernel_size=2,
-    checkpoint_every=2,
-    average=0.5,
+from worlds import (
+    PUBLIC,
+    SMALL_GAN,
+    KilledError,
+    MemoryWork,
+    NoWork,
+    images,
+    rng,
+    same_weights,
+    target,
 )
-PUBLIC = images(40, 5, names="stranger")
+
+SMALL = Kplus1(**SMALL_GAN, kernels=3, kernel_size=2)
 MODES = ["eval", "train"]
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def shapes(module):
-    return [tuple(p.shape) for p in module.parameters() if p.ndim == 4]
 
 
 def one_step(monkeypatch, method):

@@ -18,25 +18,9 @@ from frostglass.priors.kplus1 import (
 )
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.seeding import seeded
-from worlds import images
+from worlds import PUBLIC, SMALL_GAN, images, rng
 
-SMALL = Kplus1(
-    latent=5,
-    width=4,
-    steps=6,
-    critic_steps=2,
-    batch=8,
-    kernels=3,
-    kernel_size=2,
-    checkpoint_every=2,
-    average=0.5,
-)
-PUBLIC = images(40, 5, names="stranger")
-MODES = ["eval", "train"]
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+SMALL = Kplus1(**SMALL_GAN, kernels=3, kernel_size=2)
 
 
 def shapes(module):

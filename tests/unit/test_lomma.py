@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from frostglass.attacks._search import descent
-from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.kedmi import Kedmi
 from frostglass.attacks.model.lomma import Lomma
-from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.runtime.seeding import generator_for, seeded
-from worlds import NoWork, prior, target
+from worlds import prior, run_attack, target
 
 SMALL = {"candidates": 2, "keep": 2}
 OURS = {"": {}} | {
@@ -30,15 +28,8 @@ def taught(students=2):
     return replace(prior(), students=nets, features=features)
 
 
-def found(attack, known=None, labels=(2,), seed=0):
-    return invert(
-        attack,
-        target().view(["gradients"]),
-        Assets(prior=known or taught()),
-        people=labels,
-        seed=seed,
-        work=NoWork(),
-    )
+def found(attack, known=None, **more):
+    return run_attack(attack, known or taught(), **more)
 
 
 def test_defaults_are_the_published_ones():

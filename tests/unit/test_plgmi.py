@@ -5,27 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.plgmi import Plgmi
-from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.data._augment import DRAWS, viewed
 from frostglass.runtime.seeding import generator_for
-from worlds import NoWork, conditional_prior, prior, target
+from worlds import conditional_prior, prior, run_attack, target
 
 SMALL = {"candidates": 2, "keep": 2}
-
-
-def found(attack, known=None, labels=(2,), seed=0):
-    return invert(
-        attack,
-        target().view(["gradients"]),
-        Assets(prior=known or prior()),
-        people=labels,
-        seed=seed,
-        work=NoWork(),
-    )
 
 
 def test_defaults_are_the_published_ones():
@@ -61,7 +48,7 @@ def test_a_few_steps_by_hand(known, shown, optimizer, lr):
     Adam cannot tell a sum from a mean, so another optimiser is tested too.
     """
     attack = Plgmi(steps=3, shown=shown, optimizer=optimizer, lr=lr, **SMALL)
-    some, begun = found(attack, known), found(replace(attack, steps=0), known)
+    some, begun = run_attack(attack, known), run_attack(replace(attack, steps=0), known)
     module, label = target().module.eval(), torch.tensor([2])
     known.generator.eval()
     for draw in range(2):
@@ -86,7 +73,7 @@ def test_a_few_steps_by_hand(known, shown, optimizer, lr):
 
 
 def test_it_starts_at_latents_of_the_generator():
-    begun = found(Plgmi(steps=0, **SMALL))
+    begun = run_attack(Plgmi(steps=0, **SMALL))
     expected = torch.stack(
         [torch.randn(6, generator=generator_for(0, "plgmi", 2, draw)) for draw in range(2)]
     )
@@ -111,12 +98,16 @@ def test_without_views_it_is_plain_descent(monkeypatch):
         clamp=0.0,
         **SMALL,
     )
-    assert torch.equal(found(Plgmi(steps=12, shown=0, **SMALL)).latents, found(plain).latents)
-    assert not torch.allclose(found(Plgmi(steps=12, **SMALL)).latents, found(plain).latents)
+    assert torch.equal(
+        run_attack(Plgmi(steps=12, shown=0, **SMALL)).latents, run_attack(plain).latents
+    )
+    assert not torch.allclose(
+        run_attack(Plgmi(steps=12, **SMALL)).latents, run_attack(plain).latents
+    )
 
 
 def test_candidates_are_ranked_by_the_image_itself():
-    some = found(Plgmi(steps=4, **SMALL))
+    some = run_attack(Plgmi(steps=4, **SMALL))
     with torch.no_grad():
         sure = target().module.eval()(some.images[0]).softmax(1)[:, 2]
     assert torch.allclose(some.confidence[0], sure, atol=1e-4)
@@ -125,7 +116,7 @@ def test_candidates_are_ranked_by_the_image_itself():
 @pytest.mark.parametrize(("shown", "samples"), [(0, 1), (1, 1), (2, 1), (2, 3)])
 def test_every_view_is_a_query(shown, samples):
     attack = Plgmi(steps=7, shown=shown, samples=samples, **SMALL)
-    assert found(attack, labels=(0, 1)).queries == samples * (7 * 4 * max(1, shown) + 4)
+    assert run_attack(attack, labels=(0, 1)).queries == samples * (7 * 4 * max(1, shown) + 4)
     assert attack.search_effort[1] == 7 * max(1, shown) * samples
 
 
@@ -135,12 +126,12 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="shown"):
         Plgmi(shown=-1)
     with pytest.raises(ConfigError, match=r"plgmi\.critic_weight is 1, but .* has no critic"):
-        found(Plgmi(steps=1, critic_weight=1.0), prior(critic=False))
-    found(Plgmi(steps=1), prior(critic=False))  # published: no critic is asked
+        run_attack(Plgmi(steps=1, critic_weight=1.0), prior(critic=False))
+    run_attack(Plgmi(steps=1), prior(critic=False))  # published: no critic is asked
 
 
 @pytest.mark.parametrize("condition", ["label", "hint"])
 def test_a_pool_needs_a_generator_without_condition(condition):
     with pytest.raises(ConfigError, match=f"gmi scores random draws .* needs a {condition}"):
-        found(Gmi(steps=1, pool=20), conditional_prior(condition))
-    found(Gmi(steps=1, **SMALL), conditional_prior(condition))
+        run_attack(Gmi(steps=1, pool=20), conditional_prior(condition))
+    run_attack(Gmi(steps=1, **SMALL), conditional_prior(condition))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from commands import FACES, ONE_EPOCH
 from frostglass import testing
 from frostglass.attacks import Decoder, Gmi, Latent
 from frostglass.core.errors import ConfigError
@@ -27,28 +28,11 @@ from frostglass.metrics import Accuracy, Face, Likeness, Manifold
 from frostglass.priors import Wgan
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
-CONFIG = """
+CONFIG = f"""
 name = "plugin"
-defenses = [{ name = "logit_penalty", weight = 0.1 }]
-attack = { name = "random_search", iterations = 3 }
-
-[data]
-name = "faces"
-size = 16
-identities = 4
-images = 8
-public_identities = 30
-public_images = 1
-
-[target]
-epochs = 1
-batch = 16
-options = { width = 4 }
-
-[[evaluators]]
-model = "lenet"
-epochs = 1
-
+defenses = [{{ name = "logit_penalty", weight = 0.1 }}]
+attack = {{ name = "random_search", iterations = 3 }}
+{FACES}{ONE_EPOCH}
 [prior]
 name = "wgan"
 steps = 2

@@ -11,9 +11,8 @@ from frostglass.core.prior import Prior
 from frostglass.priors import read_prior
 from frostglass.priors._files import write_prior
 from frostglass.priors.base import PriorMethod, priors
-from worlds import SHAPE, NoWork, images, target
+from worlds import PUBLIC, SHAPE, NoWork, target
 
-PUBLIC = images(40, 5, names="stranger")
 GAN = {"latent": 5, "width": 4, "steps": 6, "critic_steps": 2, "batch": 8}
 STYLES = {"latent": 6, "style": 5, "channel_base": 64, "channel_max": 8, "steps": 6, "batch": 8}
 STUDENTS = {

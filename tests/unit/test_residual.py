@@ -14,16 +14,7 @@ from frostglass.priors._residual import (
 )
 from frostglass.priors.conditional import Conditional
 from frostglass.runtime.seeding import seeded
-from worlds import SHAPE, images
-
-SMALL = Conditional(
-    latent=5, width=4, top=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5
-)
-PUBLIC = images(40, 5, names="stranger")
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from worlds import SHAPE, rng
 
 
 @pytest.fixture(autouse=True)

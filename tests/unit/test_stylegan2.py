@@ -20,7 +20,7 @@ from frostglass.priors.stylegan2 import (
 )
 from frostglass.runtime.seeding import seeded
 from frostglass.store.files import write_tensors
-from worlds import KilledError, MemoryWork, NoWork, images, same_weights
+from worlds import PUBLIC, KilledError, MemoryWork, NoWork, images, rng, same_weights
 
 SMALL = Stylegan2(
     latent=6,
@@ -35,11 +35,6 @@ SMALL = Stylegan2(
     path=1.0,
     path_every=2,
 )
-PUBLIC = images(40, 5, names="stranger")
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

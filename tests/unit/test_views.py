@@ -8,31 +8,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
 from frostglass.data._augment import CROP_DRAWS, DRAWS, cropped, resized_crop, turned_crop, viewed
+from worlds import colour_images, rng
 
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
-def images() -> Tensor:
-    """Noise, with the corners of the colour cube, grey pixels and two channels alike among it."""
-    noise = torch.rand(6, 3, 12, 12, generator=rng(7))
-    noise[:, :, 0, :8] = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).T
-    noise[:, :, 1, :4] = torch.tensor([0.0, 0.25, 0.5, 1.0])
-    noise[:, 1, 2] = noise[:, 2, 2]
-    return noise
-
-
-def one_by_one(function, images: Tensor, factors: Tensor) -> Tensor:
-    return torch.stack(
-        [
-            function(image, float(factor))
-            for image, factor in zip(images, factors.flatten(), strict=True)
-        ]
-    )
-
-
+images = pytest.fixture(colour_images)
 STILL = {"crop": (1.0, 1.0), "jitter": (0.0, 0.0), "flip": False, "rotation": 0.0}
 AREA, ACROSS, DOWN, MIRROR, TURNED, ANGLE, COLOURED, BRIGHT, CONTRAST = range(DRAWS)
 

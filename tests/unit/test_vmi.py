@@ -5,13 +5,12 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from frostglass.attacks._search.families import Gaussian, Mixture
-from frostglass.attacks.base import invert, prior_only
+from frostglass.attacks.base import prior_only
 from frostglass.attacks.model.vmi import Vmi
-from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.networks.flow import Flow
 from frostglass.runtime.seeding import generator_for
-from worlds import NoWork, prior, target
+from worlds import prior, run_attack, target
 
 SHAPES = {"depth": 2, "levels": 2, "hidden": 8}
 FAMILIES = {"gaussian": Gaussian(6), "mixture": Mixture(6, 3), "flow": Flow(6, **SHAPES)}
@@ -20,17 +19,6 @@ every_family = pytest.mark.parametrize("q", list(FAMILIES))
 
 def small(**more):
     return Vmi(**({"steps": 3, "points": 4, "draws": 5, "keep": 5, "lr": 0.05, **SHAPES} | more))
-
-
-def found(attack, known=None, labels=(2,), seed=0):
-    return invert(
-        attack,
-        target().view(["gradients"]),
-        Assets(prior=known or prior()),
-        people=labels,
-        seed=seed,
-        work=NoWork(),
-    )
 
 
 def test_defaults_are_the_published_ones():
@@ -79,7 +67,7 @@ def followed(family, *, gamma, steps=3, lr=0.05, points=4, label=2):
 @every_family
 @pytest.mark.parametrize("gamma", [0.0, 0.3])
 def test_a_few_steps_by_hand(q, gamma):
-    some, expected = found(small(q=q, gamma=gamma)), followed(FAMILIES[q], gamma=gamma)
+    some, expected = run_attack(small(q=q, gamma=gamma)), followed(FAMILIES[q], gamma=gamma)
     assert torch.allclose(some.latents[0], expected[some.draws[0]], atol=1e-4)
 
 
@@ -107,7 +95,7 @@ def test_the_gaussian_without_its_family():
         rule.zero_grad()
         loss.backward()
         rule.step()
-    some = found(small(q="gaussian", gamma=0.3))
+    some = run_attack(small(q="gaussian", gamma=0.3))
     expected = m + torch.randn(5, 6, generator=generator_for(0, "read", 2, 0)) @ whole.T
     assert torch.allclose(some.latents[0], expected[some.draws[0]], atol=1e-4)
 
@@ -115,7 +103,7 @@ def test_the_gaussian_without_its_family():
 @every_family
 def test_it_starts_at_the_generators_own_distribution(q):
     """A mixture has standard normal centres; the others are N(0, I) itself, with a KL of 0."""
-    latents = found(small(q=q, steps=0, draws=600, keep=600)).latents[0]
+    latents = run_attack(small(q=q, steps=0, draws=600, keep=600)).latents[0]
     if q == "mixture":
         assert 1 < latents.std() < 1.7
         return
@@ -134,7 +122,7 @@ SEARCH = {"steps": 100, "points": 16, "draws": 20, "keep": 20, "lr": 0.05, "opti
 def test_it_beats_prior_only_draws(q):
     """No selection: all that is drawn from q against as many prior-only draws."""
     some, draws = (
-        found(small(q=q, **SEARCH), labels=(0, 1, 2, 3)),
+        run_attack(small(q=q, **SEARCH), labels=(0, 1, 2, 3)),
         prior_only(prior(), range(4), 20, seed=0),
     )
 
@@ -154,7 +142,8 @@ def test_it_beats_prior_only_draws(q):
 @every_family
 def test_q_is_as_wide_and_as_unsure_as_gamma_wants_it(q):
     some = [
-        found(small(q=q, gamma=gamma, **SEARCH), labels=(0, 1, 2, 3)) for gamma in (0.1, 1.0, 3.0)
+        run_attack(small(q=q, gamma=gamma, **SEARCH), labels=(0, 1, 2, 3))
+        for gamma in (0.1, 1.0, 3.0)
     ]
     narrow, middle, wide = (one.latents.std(1).mean().item() for one in some)
     assert narrow < middle - 0.03 < wide - 0.06
@@ -166,7 +155,7 @@ def test_q_is_as_wide_and_as_unsure_as_gamma_wants_it(q):
 def test_queries_are_counted_and_foretold():
     attack = small(points=4, steps=3, draws=5, keep=2)
     assert attack.search_effort == ("3 steps of 4 images", 12)
-    assert found(attack, labels=(0, 1)).queries == 2 * (3 * 4 + 5)
+    assert run_attack(attack, labels=(0, 1)).queries == 2 * (3 * 4 + 5)
 
 
 def test_what_cannot_be_is_refused():
@@ -179,5 +168,5 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="gamma"):
         small(gamma=-1.0)
     with pytest.raises(ConfigError, match=r"vmi\.critic_weight is 1, but .* has no critic"):
-        found(small(critic_weight=1.0), prior(critic=False))
-    found(small(steps=1), prior(critic=False))
+        run_attack(small(critic_weight=1.0), prior(critic=False))
+    run_attack(small(steps=1), prior(critic=False))

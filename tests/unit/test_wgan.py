@@ -11,10 +11,9 @@ from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.base import check_unseen
 from frostglass.priors.pretrained import Pretrained, embedded
 from frostglass.priors.wgan import Wgan, diversity, gradient_penalty
-from worlds import KilledError, MemoryWork, NoWork, images, same_weights, target
+from worlds import PUBLIC, KilledError, MemoryWork, NoWork, same_weights, target
 
 SMALL = Wgan(latent=5, width=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
-PUBLIC = images(40, 5, names="stranger")
 
 
 def test_published_shapes():

@@ -100,10 +100,17 @@ class Ledger(TorchDispatchMode):
 
     def charge(self, *blocks: int) -> None:
         """Count blocks of memory that are used for a moment besides the live tensors."""
-        small = sum(block for block in blocks if block < HEAP)
-        self._fullest = max(self._fullest, self._small + small)
-        peak = int(HEAP_GAPS * self._fullest) + self._large + sum(blocks) - small
-        self.peak = max(self.peak, peak)
+        small, large = self._small, self._large
+        for block in blocks:
+            if block < HEAP:
+                small += block
+            else:
+                large += block
+        if small > self._fullest:
+            self._fullest = small
+        peak = int(HEAP_GAPS * self._fullest) + large
+        if peak > self.peak:
+            self.peak = peak
 
     def keep(self, size: int) -> None:
         """Count memory that stays allocated besides the live tensors."""
@@ -113,17 +120,21 @@ class Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = _tensors((*args, *kwargs.values()))
-        meta = sum(tensor.is_meta for tensor in given)
+        given = _tensors(args)
+        if kwargs:
+            given += _tensors(kwargs.values())
+        meta = 0
+        for tensor in given:
+            meta += tensor.is_meta
         kind = _kind(func)
         if kind == "view" and meta == len(given):
             self.cost.calls += 1
             return func(*args, **kwargs)
         if not meta:
             if not given and "device" in kwargs:
-                tensor = _created(func, args, kwargs)
-                if tensor is not None:
-                    return self._counted(tensor)
+                created = _created(func, args, kwargs)
+                if created is not None:
+                    return self._counted(created)
             result = func(*args, **kwargs)
             self.cost.add(_work(func, args, kwargs, given, result))
             return result if kind in ("view", "in place") else self._counted(result, given)
@@ -141,12 +152,11 @@ class Ledger(TorchDispatchMode):
 
     def _run_meta(self, func: Any, kind: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
         """Run an operator on meta tensors, or repeat what it did with tensors of this layout."""
-        key = (func, _signature(args), _signature(kwargs.values()), *kwargs)
-        if key in RESULTS:
-            outputs, work, blocks = RESULTS[key]
-            result: Any = args[0] if kind == "in place" else _repeated(outputs)
-            if kind == "pure":
-                self._counted(result)
+        key = (func, _signature(args), *((_signature(kwargs.values()), *kwargs) if kwargs else ()))
+        known = RESULTS.get(key)
+        if known is not None:
+            outputs, work, blocks = known
+            result: Any = args[0] if kind == "in place" else self._repeated(outputs)
         else:
             args = _select_all(func, args)
             layout = _signature(args[:1])
@@ -167,22 +177,38 @@ class Ledger(TorchDispatchMode):
             self.charge(*blocks)
         return result
 
+    def _repeated(self, outputs: list[Any]) -> Any:
+        """Return new meta tensors of the layouts that an operator returned before."""
+        tensors: list[Any] = []
+        for layout in outputs:
+            if layout is None:
+                tensors.append(None)
+                continue
+            shape, stride, dtype = layout
+            tensors.append(torch.empty_strided(shape, stride, dtype=dtype, device=META))
+            self._count(tensors[-1].untyped_storage())
+        self.charge()
+        return tuple(tensors) if len(tensors) > 1 else tensors[0]
+
     def _counted(self, result: Any, given: Sequence[Tensor] = ()) -> Any:
         """Count the storages of a result that are new, and forget them when they are freed."""
         for tensor in (result,) if isinstance(result, Tensor) else _tensors([result]):
             storage = tensor.untyped_storage()
-            name, size = storage._cdata, storage.nbytes()
-            if name in self._alive or any(
+            name = storage._cdata
+            if name not in self._alive and not any(
                 tensor is old or name == old.untyped_storage()._cdata for old in given
             ):
-                continue
-            self._alive[name] = size, weakref.KeyedRef(storage, self._freed, name)
-            if size < HEAP:
-                self._small += size
-            else:
-                self._large += size
+                self._count(storage)
         self.charge()
         return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        name, size = storage._cdata, storage.nbytes()
+        self._alive[name] = size, weakref.KeyedRef(storage, self._freed, name)
+        if size < HEAP:
+            self._small += size
+        else:
+            self._large += size
 
     def _freed(self, storage: "weakref.KeyedRef[int, Any]") -> None:
         size, _ = self._alive.pop(storage.key)
@@ -202,15 +228,6 @@ def _work(func: Any, args: Any, kwargs: Any, given: list[Tensor], result: Any) -
     count = flop_registry.get(func._overloadpacket)
     flops = count(*args, **kwargs, out_val=result) if count else 0
     return Cost(1, matmul=flops, moved=moved)
-
-
-def _repeated(outputs: list[Any]) -> Any:
-    """Return new meta tensors of the layouts that an operator returned before."""
-    tensors = [
-        layout and torch.empty_strided(layout[0], layout[1], dtype=layout[2], device=META)
-        for layout in outputs
-    ]
-    return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
 @cache

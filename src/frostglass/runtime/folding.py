@@ -105,13 +105,9 @@ def _joined(layer: Any, norm: Any) -> tuple[Tensor, Tensor]:
 
 def _apart(layer: Any, norm: Any, data: Tensor) -> bool:
     """Return whether the two must run separately: one has a hook, or the data is not a batch."""
-    return data.ndim != layer.weight.ndim or any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        for part in (layer, norm)
-    )
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = any(vars(part)[kind] for part in (layer, norm) for kind in kinds)
+    return hooked or data.ndim != layer.weight.ndim
 
 
 def _both(layer: Any, norm: Any, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:

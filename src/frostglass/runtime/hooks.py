@@ -1,7 +1,7 @@
 """Context managers that read or change the layers of a network during its forward passes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -28,24 +28,16 @@ def capture(
     """Collect the outputs (or `inputs`) of the named sub-modules in forward passes of the block."""
     values: dict[str, Tensor] = {}
     parts = dict(module.named_modules())
-    handles = []
-    for name in names:
+    with ExitStack() as hooks:
+        for name in names:
 
-        def keep(_: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            values[name] = output
+            def keep(_: nn.Module, args: Any, output: Any = None, name: str = name) -> None:
+                values[name] = args[0] if inputs else output
 
-        def keep_input(_: nn.Module, args: Any, name: str = name) -> None:
-            values[name] = args[0]
-
-        if inputs:
-            handles.append(parts[name].register_forward_pre_hook(keep_input))
-        else:
-            handles.append(parts[name].register_forward_hook(keep))
-    try:
+            part = parts[name]
+            register = part.register_forward_pre_hook if inputs else part.register_forward_hook
+            hooks.enter_context(register(keep))
         yield values
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -63,30 +55,23 @@ def straight_through(module: nn.Module) -> Iterator[None]:
     heads: list[nn.Module] = [
         part for part in module.modules() if isinstance(part, ReplacesHead) and part.replaces_head
     ]
-    saturating = [
-        part
-        for scope in heads or [module]
-        for part in scope.modules()
-        if isinstance(part, nn.Tanh) or (heads and isinstance(part, nn.Sigmoid))
-    ]
-    handles = [part.register_forward_hook(linear_backwards) for part in saturating]
-    try:
+    saturating = (nn.Tanh, nn.Sigmoid) if heads else nn.Tanh
+    with ExitStack() as hooks:
+        for part in (part for scope in heads or [module] for part in scope.modules()):
+            if isinstance(part, saturating):
+                hooks.enter_context(part.register_forward_hook(linear_backwards))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
 def noise_drawn(module: nn.Module, number: int) -> Iterator[None]:
     """Let layers that number their noise use the draw of this number inside the block."""
     parts = (part for part in module.modules() if isinstance(part, NumbersDraws))
-    noisy = [part for part in parts if isinstance(part.draw, int)]
-    before = [part.draw for part in noisy]
+    before = [(part, part.draw) for part in parts if isinstance(part.draw, int)]
     try:
-        for part in noisy:
+        for part, _ in before:
             part.draw = number
         yield
     finally:
-        for part, draw in zip(noisy, before, strict=True):
+        for part, draw in before:
             part.draw = draw

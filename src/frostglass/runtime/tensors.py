@@ -1,9 +1,12 @@
 """Named tensors: hashes of weights, optimizer states, and prefixes of names."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+Part = nn.Module | torch.optim.Optimizer
 
 
 def weights_digest(module: nn.Module) -> bytes:
@@ -36,12 +39,30 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Prefix the names of tensors, so that several networks share one checkpoint file."""
+def pack(parts: Mapping[str, Part]) -> dict[str, Tensor]:
+    """Return the states of networks and optimizers, so that they share one checkpoint file."""
+    states = {
+        name: part.state_dict() if isinstance(part, nn.Module) else optimizer_tensors(part)
+        for name, part in parts.items()
+    }
+    return {f"{name}.{key}": value for name in states for key, value in states[name].items()}
+
+
+def unpack(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `pack` returned."""
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            part.load_state_dict(under_prefix(name, tensors))
+        else:
+            restore_optimizer(part, under_prefix(name, tensors))
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Prefix the names of tensors."""
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
-def under_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that `with_prefix` put under `prefix`, by their own names."""
     return {
         name.removeprefix(f"{prefix}."): value

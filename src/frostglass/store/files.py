@@ -15,6 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -85,8 +86,7 @@ def write_tensors(
     """Write tensors as one safetensors file with `values` as JSON in its header.
 
     Equal content gives the same bytes. `values` may hold infinities and NaN, which checkpoints
-    need. Tensors are read back on the CPU, contiguous and without gradients; tensors that share
-    memory no longer do.
+    need. Tensors are read back on the CPU; those that share memory no longer do.
     """
     dense: dict[str, Tensor] = {}
     storages: set[int] = set()
@@ -137,24 +137,13 @@ def sheet_of(images: Tensor) -> bytes:
     return data.getvalue()
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder: a rename survives a power cut only after that."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder: a rename survives a power cut only after that."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    """Sync everything inside a folder."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def remove_tree(folder: Path) -> None:
@@ -173,6 +162,7 @@ def remove_tree(folder: Path) -> None:
             return
 
 
+@dataclass(eq=False)
 class Work:
     """The checkpoints and the progress of a running step.
 
@@ -180,16 +170,10 @@ class Work:
     It is removed when the step is finished.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        on_progress: Callable[[int, int, str], None] | None = None,
-        before_save: Callable[[], None] | None = None,
-    ) -> None:
-        self.folder = folder
-        self._on_progress = on_progress
-        self._before_save = before_save
-        self.sheets = ""  # the path of the last sheet, for a progress note
+    folder: Path
+    on_progress: Callable[[int, int, str], None] | None = None
+    before_save: Callable[[], None] | None = None
+    sheets: str = field(default="", init=False)  # the path of the last sheet, for a progress note
 
     @classmethod
     def scratch(cls) -> "Work":
@@ -202,8 +186,8 @@ class Work:
         self, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] = {}
     ) -> None:
         """Save a checkpoint under `name`; if killed, the one before stays."""
-        if self._before_save:
-            self._before_save()
+        if self.before_save:
+            self.before_save()
         write_tensors(self._file(name), tensors, values)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -224,8 +208,8 @@ class Work:
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         """Report that `done` of `total` units of work are done."""
-        if self._on_progress:
-            self._on_progress(done, total, note)
+        if self.on_progress:
+            self.on_progress(done, total, note)
 
     def _file(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):

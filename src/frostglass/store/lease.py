@@ -130,10 +130,8 @@ def _stale(path: Path, owner: str, now: float) -> bool:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's process
-        pass
+    except OSError as error:  # no permission for another user's process
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

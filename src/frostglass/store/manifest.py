@@ -13,9 +13,7 @@ from frostglass.core.errors import StoreError
 from frostglass.store.files import read_json
 
 MANIFEST = "manifest.json"
-HASHED_BELOW = (
-    256 * 1024**2
-)  # larger files are checked by size only: hashing costs more than reading
+HASHED_BELOW = 2**28  # bytes; larger files are checked by size alone, which is faster
 
 
 def verify(folder: Path) -> None:
@@ -37,10 +35,10 @@ def verify(folder: Path) -> None:
 
 def fingerprints(folder: Path) -> dict[str, Any]:
     """Return the size and hash of every file in a result."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in files
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -77,9 +75,9 @@ def _commit() -> str | None:
     if not (git / "HEAD").is_file():
         return None
     head = (git / "HEAD").read_text().strip()
-    name = head.removeprefix("ref: ")
-    if name == head:
+    if not head.startswith("ref: "):
         return head
+    name = head.removeprefix("ref: ")
     if (git / name).is_file():
         return (git / name).read_text().strip()
     packed = git / "packed-refs"

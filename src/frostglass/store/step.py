@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -32,8 +32,7 @@ class Step(Generic[T]):
     facts: Callable[[T], Mapping[str, Any]] = lambda _: {}
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """What happens to a step, for progress bars."""
 
     step: str
@@ -60,15 +59,16 @@ class Task(Generic[T]):
     def of(
         cls, step: Step[T], config: Any, inputs: Mapping[str, Any], seed: int, root: Path
     ) -> "Task[T]":
+        name = step.name
         identity = {
-            "step": step.name,
+            "step": name,
             "version": step.version,
-            "config": plain(config, f"{step.name} config", products=False),
+            "config": plain(config, f"{name} config", products=False),
             "inputs": {
-                name: plain(inputs[name], f"{step.name} input {name}", products=True)
-                for name in sorted(inputs)
+                key: plain(inputs[key], f"{name} input {key}", products=True)
+                for key in sorted(inputs)
             },
-            "seed": plain(seed, f"{step.name} seed", products=False),
+            "seed": plain(seed, f"{name} seed", products=False),
         }
         return cls(step, config, inputs, seed, identity, digest(identity), root / step.name)
 

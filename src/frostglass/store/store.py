@@ -31,8 +31,7 @@ from frostglass.store.files import (
     read_json,
     remove_temporaries,
     remove_tree,
-    sync_folder,
-    sync_tree,
+    sync,
     write_json,
 )
 from frostglass.store.lease import Lease, LeaseLost, owner_of
@@ -151,7 +150,8 @@ class Store:
             result = self._save(task, product, lease, origin)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(result / TIMING, {**timing(), "finished": finished})
-            sync_tree(result)
+            for path in (*result.rglob("*"), result):
+                sync(path)
             lease.check()
             _publish(result, task.final)
             remove_tree(task.partial)
@@ -253,7 +253,7 @@ def _publish(result: Path, final: Path) -> None:
     except OSError as error:
         if error.errno not in TAKEN:
             raise
-    sync_folder(final.parent)
+    sync(final.parent)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from frostglass.runtime.tensors import under_prefix, with_prefix
 from frostglass.store.files import Work
 from frostglass.training.build import check_recipe, check_training, untrained
 from frostglass.training.settings import (
-    FirstStage,
     Training,
     classes_of,
     first_stage,
@@ -57,7 +56,10 @@ def train_target(
     if first:
         plain = untrained(config, classes, shape, defenses, seed=seed)
         check_training(config, plain, defenses, records)  # before hours of the first stage
-        start = start or _train_first(first, split, seed=seed_for(seed, "stage"), device=device)
+        if start is None:
+            own_seed = seed_for(seed, "stage")
+            images = stage_split(split, first.data, seed=own_seed)
+            start = train_target(first.config, images, first.defenses, seed=own_seed, device=device)
     source = start or config.starting_file
     target = untrained(config, classes, shape, defenses, seed=seed, start=source)
     check_training(config, target, defenses, records)
@@ -73,7 +75,13 @@ def train_target(
     info = _info(config, target, split, defenses)
     info |= {"history": history, "selected_epoch": chosen}
     if first and start:
-        info["first_stage"] = _stage_info(first, start)
+        info["first_stage"] = {
+            "data": first.data,
+            "epochs": first.config.epochs,
+            "classes": len(start.classes),
+            "accuracy": start.info["accuracy"],
+            "before": start.info.get("first_stage"),
+        }
     return replace(target, info=info)
 
 
@@ -84,7 +92,8 @@ def _check(
         raise ConfigError(
             f"expected a list of defenses such as [Mid(weight=0.01)], got {defenses!r}"
         )
-    compose.check_composition(defenses)
+    if conflicts := compose.conflicts(defenses):
+        raise ConfigError(conflicts)
     check_recipe(config, defenses)
     if len(split.train) < 2:
         raise ModelError(f"training needs at least 2 images, got {len(split.train)}")
@@ -95,27 +104,10 @@ def _check(
         )
 
 
-def _train_first(first: FirstStage, split: Split, *, seed: int, device: torch.device) -> Target:
-    images = stage_split(split, first.data, seed=seed)
-    return train_target(first.config, images, first.defenses, seed=seed, device=device)
-
-
-def _stage_info(first: FirstStage, start: Target) -> dict[str, Any]:
-    return {
-        "data": first.data,
-        "epochs": first.config.epochs,
-        "classes": len(start.classes),
-        "accuracy": start.info["accuracy"],
-        "before": start.info.get("first_stage"),
-    }
-
-
 def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int]:
     """Train all epochs, load the selected weights, and return the history and their epoch."""
     config, module = trainer.config, trainer.target.module
-    history: History = []
-    best: dict[str, Tensor] = {}
-    chosen = -1
+    history, best, chosen = History(), dict[str, Tensor](), -1
     if saved := work.load("training"):
         tensors, values = saved
         history, chosen = values["history"], values["chosen"]
@@ -124,25 +116,22 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int
     for epoch in range(len(history), config.epochs):
         progress = TrainingProgress(epoch, config.epochs)
         row = trainer.epoch(progress)
-        row["validation_accuracy"] = accuracy(trainer.target, validation)
-        if math.isnan(row["validation_accuracy"]):
+        row["validation_accuracy"] = score = accuracy(trainer.target, validation)
+        if math.isnan(score):
             raise RunError(
                 f"{config.model}: NaN or infinity after epoch {epoch}: "
                 "lower the learning rate or the defense's strength"
             )
         history.append(row)
-        ready = config.keep == "last" or compose.at_full_strength(trainer.defenses, progress)
-        if ready and (
-            chosen < 0
-            or config.keep == "last"
-            or row["validation_accuracy"] >= history[chosen]["validation_accuracy"]
-        ):
+        better = chosen < 0 or score >= history[chosen]["validation_accuracy"]
+        strong = compose.at_full_strength(trainer.defenses, progress)
+        if config.keep == "last" or (better and strong):
             chosen = epoch
             best = {name: value.detach().clone() for name, value in module.state_dict().items()}
         if epoch + 1 < config.epochs:
             tensors = trainer.tensors() | with_prefix("best", best)
             work.save("training", tensors, {"history": history, "chosen": chosen})
-        work.progress(epoch + 1, config.epochs, f"accuracy {row['validation_accuracy']:.3f}")
+        work.progress(epoch + 1, config.epochs, f"accuracy {score:.3f}")
     module.load_state_dict(best)
     return history, chosen
 
@@ -161,7 +150,8 @@ def _info(
     if not config.weights:
         size = TrainingSize(len(split.train), config.batch, config.epochs)
         info["trainable"] = sum(weight.numel() for weight in weights if weight.requires_grad)
-        info["facts"] = compose.facts(defenses, target, size)
+        facts = {defense.name: defense.facts(target, size) for defense in defenses}
+        info["facts"] = {name: values for name, values in facts.items() if values}
     return info
 
 

@@ -78,27 +78,30 @@ class Trainer:
         self._images, self._labels, self._seed = images, targets_for(target, images), seed
         module = target.module.to(device)
         before = _trainable(module)
-        compose.begin(defenses, target, images, seed=seed)
+        for defense in defenses:
+            defense.begin(target, images, seed=seed)
         trainable = _trainable(module)
         if trainable.keys() != before.keys():  # frozen layers may be what another defense needs
             check_training(config, target, defenses, len(images))
-        rule = compose.optimizer(
-            defenses,
-            module,
-            optimizer_of(config, list(trainable.values())),
-            TrainingSize(len(images), config.batch, config.epochs),
-        )
+        rule = optimizer_of(config, list(trainable.values()))
+        for defense in defenses:
+            size = TrainingSize(len(images), config.batch, config.epochs)
+            rule = defense.optimizer(module, rule, size)
         self._accelerator = accelerator_for(device)
         self._module, self._optimizer = self._accelerator.setup(module, rule)
-        self._taps = compose.taps(defenses, target)
-        self._opponents = compose.opponents(defenses, target, split.public, perceptual, seed=seed)
+        self._taps = [defense.taps(target) for defense in defenses]
+        opponents = (
+            each.opponent(target, split.public, perceptual, seed=seed) for each in defenses
+        )
+        self._opponents = [opponent for opponent in opponents if opponent]
 
     def epoch(self, progress: TrainingProgress) -> dict[str, float]:
         """Train on all images once; return mean loss terms, logit norm and training accuracy."""
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.lr * lr_factor(self.config, progress)
         self._module.train()
-        compose.modes(self.defenses, self.target)
+        for defense in self.defenses:
+            defense.modes(self.target)
         rng = generator_for(self._seed, "order", progress.epoch)
         batches = self._batches(rng)
         total = sum(map(len, batches))
@@ -131,9 +134,9 @@ class Trainer:
 
     def _batches(self, rng: torch.Generator) -> Sequence[Tensor]:
         """Return the image indices of each batch of an epoch."""
-        count = len(self._images)
         if sampler := compose.replacing(self.defenses, "batches"):
             return sampler.batches(self._images.labels, self.config.batch, rng)
+        count = len(self._images)
         # Near-equal batches: no image is dropped and no batch is too small for batch norm.
         batches = max(1, min(math.ceil(count / self.config.batch), count // 2))
         return torch.randperm(count, generator=rng).tensor_split(batches)
@@ -191,17 +194,16 @@ def augmented(config: Training, images: Tensor, rng: torch.Generator) -> Tensor:
 
 def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Build the optimiser that the settings name."""
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(trainable, lr=config.lr, weight_decay=config.weight_decay)
-    if config.optimizer == "adam":
-        return torch.optim.Adam(trainable, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        trainable,
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov and config.momentum > 0,
-        weight_decay=config.weight_decay,
-    )
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            trainable,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov and config.momentum > 0,
+            weight_decay=config.weight_decay,
+        )
+    rule = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return rule(trainable, lr=config.lr, weight_decay=config.weight_decay)
 
 
 def lr_factor(config: Training, progress: TrainingProgress) -> float:

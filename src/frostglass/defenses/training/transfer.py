@@ -122,11 +122,7 @@ class Transfer(Defense):
             return {}
         names = [n for n in leaves(target.module) if _is_frozen(target.module.get_submodule(n))]
         trainable, total = _counts(target.module)
-        return {
-            "last_frozen_layer": names[-1],
-            "trainable": trainable,
-            "frozen": total - trainable,
-        }
+        return {"last_frozen_layer": names[-1], "trainable": trainable, "frozen": total - trainable}
 
     def _first_layers(self, target: Target) -> list[str]:
         """Return the names of the layers before the boundary."""
