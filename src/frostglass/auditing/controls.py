@@ -6,25 +6,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from frostglass.attacks.base import Surface
-from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.experiment import Experiment, Judging
 from frostglass.core.types import Reconstructions, Target
+from frostglass.evaluators.verifier import RATES, Verifier
+from frostglass.metrics._significance import LEVEL, paired_test, people_needed
 from frostglass.metrics.base import Rows, Score
 
 if TYPE_CHECKING:
     from frostglass.auditing.results import Trial
 
+Evaluator = tuple[Target, Verifier]
 UNKNOWN_PEOPLE = (
     "the prior's training people are unknown: if the attacked people are among them, these "
     "numbers overstate the leak"
 )
 # Beyond these limits an audit carries a warning, and a report asks for attention.
-WEAK_EVALUATOR = 0.9  # held-out accuracy below which an evaluator's results are weak
-DISAGREEMENT = 0.25  # share of reconstructions that only one evaluator accepts
+DISAGREEMENT = 0.25  # share of reconstructions on which the classifiers disagree
+FOOLED = 0.2  # top-1 minus verified, above which classifiers are fooled if it also halves
 OFF_MANIFOLD = 1.5  # distance to real images, relative to the prior's own draws
 LOW_TARGET_SUCCESS = 0.5  # share of reconstructions the target accepts
 MOST_PARTIAL = 0.5  # share of people without a finished search
-LUCKY_PRIOR = 0.2  # top-1 accuracy of the prior-only baseline
+LUCKY_PRIOR = 0.2  # share of prior-only draws recognised, by top-1 or verification
 WEAK_EMBEDDER = 0.2  # similarity of one person's images minus that of two people's
 
 
@@ -32,19 +34,27 @@ WEAK_EMBEDDER = 0.2  # similarity of one person's images minus that of two peopl
 class Controls:
     """The verdict on one audit, derived from rows.
 
-    `headline`: top-1 of each evaluator, or similarity on features. `lift`: attack minus prior-only
-    baseline, person by person; `control_lift`: the same on the undefended model. `agreement`:
-    share of reconstructions on which the first two evaluators agree; `only_one`: share that just
-    one of them accepts. `manifold`: median distance of reconstructions to real public images,
-    divided by that of prior draws. `references`: similarity of two images of one person and of two
-    people. `vacuous`: why this audit proves nothing, or "". `warnings`: what a reader must know.
+    `deciding`: the column of the headline: `verified_N` of the evaluator that best accepts genuine
+    images, among those that never saw the private images if there is one; `similarity` on features.
+    `headline`: its score. `excluded`: evaluators that do not count, and why. `lift`: attack minus
+    prior-only baseline, person by person; `control_lift`: the same on the undefended model, and
+    `p_value` that it is chance; `people_needed` to show a share as large as was seen. `agreement`:
+    share of reconstructions on which all classifiers agree. `fooled`: whether classifiers name the
+    person where verification fails. `manifold`: median distance of reconstructions to real public
+    images, divided by that of prior draws. `references`: similarity of two images of one person and
+    of two people. `vacuous`: why this audit proves nothing, or "". `warnings`: what a reader must
+    know.
     """
 
+    deciding: str
     headline: tuple[Score, ...]
+    excluded: tuple[str, ...]
     lift: tuple[Score, ...]
     control_lift: tuple[Score, ...]
+    p_value: float | None
+    people_needed: int | None
     agreement: float | None
-    only_one: float | None
+    fooled: bool
     manifold: float | None
     references: Mapping[str, float] | None
     vacuous: str
@@ -56,46 +66,91 @@ def verdict(
     trial: "Trial",
     control: "Trial | None",
     *,
-    evaluators: Sequence[Target],
+    evaluators: Sequence[Evaluator],
     references: Mapping[str, float] | None,
 ) -> Controls:
     """Assess a trial by its prior-only baseline and by the trial of the undefended model."""
     rows, baseline = trial.rows, trial.baseline_rows
-    control_lift = lift(control.rows, control.baseline_rows, exp.surface) if control else ()
-    unknown = trial.prior is not None and "seen_identities" in trial.prior.info
-    agreement, only_one = _agreement(rows)
-    manifold = _manifold(rows, baseline)
+    excluded = exclusions(evaluators, exp.judging)
+    number = deciding_evaluator(evaluators, excluded)
+    deciding = f"verified_{number}" if exp.surface == "model" else "similarity"
+    control_lift = lift(control.rows, control.baseline_rows) if control else ()
+    reached = next((score for score in control_lift if score.name == deciding), None)
+    p_value = _p_value(control.rows, control.baseline_rows, deciding) if control else None
+    agreement, manifold = _agreement(rows), _manifold(rows, baseline)
+    fooled = exp.surface == "model" and _fooled(rows, deciding, excluded)
+    vacuous = _invalid(trial, control, evaluators, excluded, references)
+    if not vacuous and reached is not None and p_value is not None:
+        vacuous = _unbroken(reached, p_value, exp.judging.margin)
+    if not vacuous and control and references is not None:
+        vacuous = _dissimilar(control.rows, references, exp.judging.margin)
     return Controls(
-        headline=tuple(rows.score(name) for name in headline_columns(rows, exp.surface)),
-        lift=lift(rows, baseline, exp.surface),
+        deciding=deciding,
+        headline=(rows.score(deciding),),
+        excluded=tuple(excluded.values()),
+        lift=lift(rows, baseline),
         control_lift=control_lift,
+        p_value=p_value,
+        people_needed=people_needed(reached.value) if reached else None,
         agreement=agreement,
-        only_one=only_one,
+        fooled=fooled,
         manifold=manifold,
         references=references,
-        vacuous=_vacuous(exp, trial, control, control_lift, references),
+        vacuous=vacuous,
         warnings=(
-            *([UNKNOWN_PEOPLE] if unknown else []),
+            *_unknown_people(trial),
             *_same_architecture(trial.target, evaluators),
             *_unfinished(trial.reconstructions),
-            *_weak(evaluators),
-            *_attack_warnings(rows, baseline, manifold, only_one),
+            *excluded.values(),
+            *_few_evaluators(evaluators, excluded),
+            *_coarse_rates(evaluators[number - 1][1], number),
+            *([_fooled_sentence(rows, deciding, number)] if fooled else []),
+            *_attack_warnings(rows, baseline, manifold, agreement),
         ),
     )
+
+
+def exclusions(evaluators: Sequence[Evaluator], judging: Judging) -> dict[int, str]:
+    """Return the numbers of evaluators that cannot be trusted, each with the reason."""
+    reasons = {}
+    for number, (network, verifier) in enumerate(evaluators, 1):
+        name = f"evaluator {number} ({network.info.get('model', 'network')}) is excluded"
+        accepted = verifier.true_accepts[0].item()
+        if network.classes and held_out_accuracy(network) < judging.min_accuracy:
+            reasons[number] = (
+                f"{name}: it classifies {held_out_accuracy(network):.0%} of held-out images "
+                f"correctly, required {judging.min_accuracy:.0%}"
+            )
+        elif accepted < judging.min_true_accepts:
+            reasons[number] = (
+                f"{name}: at a false-accept rate of {verifier.rates[0].item():.1%} it accepts "
+                f"{accepted:.0%} of genuine images, required {judging.min_true_accepts:.0%}"
+            )
+    return reasons
+
+
+def deciding_evaluator(evaluators: Sequence[Evaluator], excluded: Mapping[int, str]) -> int:
+    """Return the number of the evaluator whose verification decides.
+
+    Real images decide who it is, never reconstructions: the evaluator that accepts most genuine
+    ones, among embedders before classifiers, and among trusted ones before excluded ones.
+    """
+
+    def rank(number: int) -> tuple[bool, bool, float]:
+        network, verifier = evaluators[number - 1]
+        trusted = number not in excluded
+        return trusted, not network.classes, verifier.true_accepts[0].item()
+
+    return max(range(1, len(evaluators) + 1), key=rank)
 
 
 def top1_columns(rows: Rows) -> list[str]:
     return sorted(name for name in rows.columns if name.startswith("top1_"))
 
 
-def headline_columns(rows: Rows, surface: Surface) -> list[str]:
-    """Name the columns that decide: top-1 of each evaluator, or similarity on features."""
-    return top1_columns(rows) if surface == "model" else ["similarity"]
-
-
-def lift(rows: Rows, baseline: Rows, surface: Surface) -> tuple[Score, ...]:
-    """Return attack minus prior-only baseline, person by person, for each headline and top-1."""
-    names = dict.fromkeys([*headline_columns(rows, surface), *top1_columns(rows)])
+def lift(rows: Rows, baseline: Rows) -> tuple[Score, ...]:
+    """Return attack minus prior-only baseline, person by person, for what tells who it is."""
+    names = [name for name in rows.columns if name.startswith(("verified_", "similarity", "top1_"))]
     return tuple(
         Score.of(
             name, rows.columns[name].double().mean(1) - baseline.columns[name].double().mean(1)
@@ -104,18 +159,24 @@ def lift(rows: Rows, baseline: Rows, surface: Surface) -> tuple[Score, ...]:
     )
 
 
-def _vacuous(
-    exp: Experiment,
+def _p_value(rows: Rows, baseline: Rows, name: str) -> float:
+    return paired_test(rows.columns[name].double().mean(1), baseline.columns[name].double().mean(1))
+
+
+def _invalid(
     trial: "Trial",
     control: "Trial | None",
-    control_lift: Sequence[Score],
+    evaluators: Sequence[Evaluator],
+    excluded: Mapping[int, str],
     references: Mapping[str, float] | None,
 ) -> str:
-    """Return why the audit proves nothing, or ""."""
+    """Return why this audit cannot prove anything, whatever the attack reached, or ""."""
     result = trial.reconstructions
     reason = _weak_target(trial.target) if references is None else _weak_embedder(references)
     if reason:
         return reason
+    if len(excluded) == len(evaluators):
+        return f"no evaluator can be trusted: {'; '.join(excluded.values())}"
     if (partial := result.count("partial")) > MOST_PARTIAL * len(result.labels):
         return (
             f"the search stopped early for {partial} of {len(result.labels)} people, so a low "
@@ -123,28 +184,33 @@ def _vacuous(
         )
     if control is None:
         return "no positive control was run, so a failed attack looks like a good defense"
-    if not control_lift:
-        return "no evaluator scored the positive control: add one"
-    margin = exp.judging.margin
-    deciding = control_lift if references is None else control_lift[:1]
-    worst = min(deciding, key=lambda score: score.low)
-    if worst.low <= margin:
-        return (
-            "the same attack does not break the undefended model "
-            f"({worst.name} above the prior-only baseline {worst.value:.2f}, at least "
-            f"{worst.low:.2f} with 95 % confidence, required above {margin:.2f}): it cannot show "
-            "that a defense works"
-        )
-    if references is not None:
-        reached = control.rows.score("similarity")
-        if reached.low <= references["different_people"] + margin:
-            return (
-                "reconstructions from unprotected features are hardly more similar to the victims "
-                f"({reached.value:.2f}) than other people are "
-                f"({references['different_people']:.2f}, required {margin:.2f} above that): the "
-                "attack cannot show that a protection works"
-            )
     return ""
+
+
+def _unbroken(reached: Score, p_value: float, margin: float) -> str:
+    """Return why the positive control does not count as broken, or ""."""
+    if p_value < LEVEL and reached.value >= margin:
+        return ""
+    needed = people_needed(reached.value)
+    people = f"about {needed:,} people" if needed else "more people than anyone has"
+    chance = f"p = {p_value:.2g}, required below {LEVEL}; {people} would show such a difference"
+    few = f"less than the margin of {margin:.2f}"
+    return (
+        f"the same attack does not break the undefended model: {reached.name} is "
+        f"{reached.value:.2f} above the prior-only baseline for {len(reached.values)} people "
+        f"({few if p_value < LEVEL else chance}): it cannot show that a defense works"
+    )
+
+
+def _dissimilar(rows: Rows, references: Mapping[str, float], margin: float) -> str:
+    reached = rows.score("similarity")
+    if reached.low > references["different_people"] + margin:
+        return ""
+    return (
+        "reconstructions from unprotected features are hardly more similar to the victims "
+        f"({reached.value:.2f}) than other people are ({references['different_people']:.2f}, "
+        f"required {margin:.2f} above that): the attack cannot show that a protection works"
+    )
 
 
 def _weak_target(target: Target) -> str:
@@ -169,11 +235,32 @@ def _weak_embedder(references: Mapping[str, float]) -> str:
     )
 
 
-def _agreement(rows: Rows) -> tuple[float | None, float | None]:
-    if "top1_2" not in rows.columns:
-        return None, None
-    first, second = rows.columns["top1_1"], rows.columns["top1_2"]
-    return (first == second).double().mean().item(), (first != second).double().mean().item()
+def _agreement(rows: Rows) -> float | None:
+    """Return the share of reconstructions on which all classifiers agree."""
+    names = top1_columns(rows)
+    if len(names) < 2:
+        return None
+    named = torch.stack([rows.columns[name] for name in names])
+    return (named == named[0]).all(0).double().mean().item()
+
+
+def _fooled(rows: Rows, deciding: str, excluded: Mapping[int, str]) -> bool:
+    """Return whether the trusted classifiers name the person far more often than it verifies."""
+    names = [n for n in top1_columns(rows) if int(n.rpartition("_")[2]) not in excluded]
+    if not names or int(deciding.rpartition("_")[2]) in excluded:
+        return False
+    name = min(names, key=lambda each: _mean(rows, each))
+    named, verified = _mean(rows, name), _mean(rows, deciding)
+    people = (rows.columns[each].double().mean(1) for each in (name, deciding))
+    return named - verified > FOOLED and verified < named / 2 and paired_test(*people) < LEVEL
+
+
+def _fooled_sentence(rows: Rows, deciding: str, number: int) -> str:
+    named = max(_mean(rows, name) for name in top1_columns(rows))
+    return (
+        f"the classifiers are fooled: they name the attacked person for up to {named:.0%} of the "
+        f"reconstructions, and evaluator {number} verifies {_mean(rows, deciding):.0%}"
+    )
 
 
 def _manifold(rows: Rows, baseline: Rows) -> float | None:
@@ -183,12 +270,17 @@ def _manifold(rows: Rows, baseline: Rows) -> float | None:
     return (rows.columns["manifold"].median() / reference).item()
 
 
-def _same_architecture(target: Target, evaluators: Sequence[Target]) -> list[str]:
+def _unknown_people(trial: "Trial") -> list[str]:
+    prior = trial.prior
+    return [UNKNOWN_PEOPLE] if prior is not None and "seen_identities" in prior.info else []
+
+
+def _same_architecture(target: Target, evaluators: Sequence[Evaluator]) -> list[str]:
     """Warn of evaluators built like the target: they share its blind spots."""
     model = target.info.get("model")
     return [
         f"evaluator {number} has the target's architecture ({model}): what fools one may fool both"
-        for number, evaluator in enumerate(evaluators, 1)
+        for number, (evaluator, _) in enumerate(evaluators, 1)
         if not target.attributes and model is not None and evaluator.info.get("model") == model
     ]
 
@@ -204,16 +296,27 @@ def _unfinished(result: Reconstructions) -> list[str]:
     ]
 
 
-def _weak(evaluators: Sequence[Target]) -> list[str]:
-    weak = [
-        f"evaluator {number} classifies only {accuracy:.0%} of held-out images correctly: its "
-        "results are weak"
-        for number, evaluator in enumerate(evaluators, 1)
-        if (accuracy := held_out_accuracy(evaluator)) < WEAK_EVALUATOR
-    ]
+def _few_evaluators(evaluators: Sequence[Evaluator], excluded: Mapping[int, str]) -> list[str]:
+    warnings = []
     if len(evaluators) < 2:
-        weak.append("only one evaluator: images that fool just that one go unnoticed")
-    return weak
+        warnings.append("only one evaluator: images that fool just that one go unnoticed")
+    trusted = [network for n, (network, _) in enumerate(evaluators, 1) if n not in excluded]
+    if trusted and all(network.classes for network in trusted):
+        warnings.append(
+            "all trusted evaluators learned from the private images, as the target did, and what "
+            'fools it may fool them: add an evaluator with kind = "embedder"'
+        )
+    return warnings
+
+
+def _coarse_rates(verifier: Verifier, number: int) -> list[str]:
+    """Say which false-accept rates the public images do not support."""
+    return [
+        f"evaluator {number}: {verifier.impostors} public images and {verifier.comparisons:,} "
+        f"comparisons do not support a false-accept rate of {asked:.1%}; {used:.2%} is used"
+        for asked, used in zip(RATES, verifier.rates.tolist(), strict=True)
+        if used > asked * 1.001
+    ]
 
 
 def held_out_accuracy(classifier: Target) -> float:
@@ -221,13 +324,13 @@ def held_out_accuracy(classifier: Target) -> float:
 
 
 def _attack_warnings(
-    rows: Rows, baseline: Rows, manifold: float | None, only_one: float | None
+    rows: Rows, baseline: Rows, manifold: float | None, agreement: float | None
 ) -> list[str]:
     warnings = []
-    if only_one is not None and only_one > DISAGREEMENT:
+    if agreement is not None and 1 - agreement > DISAGREEMENT:
         warnings.append(
-            f"the evaluators disagree on {only_one:.0%} of the reconstructions: some accepted ones "
-            "may be false positives"
+            f"the classifiers disagree on {1 - agreement:.0%} of the reconstructions: some "
+            "accepted ones may be false positives"
         )
     if manifold is not None and manifold > OFF_MANIFOLD:
         warnings.append(
@@ -240,7 +343,8 @@ def _attack_warnings(
             f"the target itself accepts only {success:.0%} of the reconstructions: the attack did "
             "not converge (masked gradients, or no start for these people), which is not privacy"
         )
-    chance = max((_mean(baseline, name) for name in top1_columns(baseline)), default=0.0)
+    told = [name for name in baseline.columns if name.startswith(("verified_", "top1_"))]
+    chance = max((_mean(baseline, name) for name in told), default=0.0)
     if chance > LUCKY_PRIOR:
         warnings.append(
             f"the prior-only baseline already scores {chance:.0%}: with so few people, chance "
@@ -255,11 +359,11 @@ def _mean(rows: Rows, name: str) -> float:
 
 
 def worst_identities(
-    rows: Rows, names: tuple[str, ...], surface: Surface, count: int = 5
+    rows: Rows, names: tuple[str, ...], deciding: str, count: int = 5
 ) -> list[tuple[str, float]]:
-    """List the people best recognised, by the mean of all evaluators, or by similarity."""
-    columns = [rows.columns[name] for name in headline_columns(rows, surface)]
-    mean = torch.stack([column.double().mean(1) for column in columns]).mean(0)
-    tie = rows.columns.get("target_confidence", columns[0]).double().mean(1)
+    """List the people best recognised, by the deciding column."""
+    mean = rows.columns[deciding].double().mean(1)
+    match = rows.columns.get(deciding.replace("verified_", "match_"), rows.columns[deciding])
+    tie = match.double().mean(1)
     order = sorted(range(len(mean)), key=lambda i: (-mean[i].item(), -tie[i].item()))
     return [(names[int(rows.labels[i])], mean[i].item()) for i in order[:count]]

@@ -17,27 +17,35 @@ from frostglass.core.registry import nearest
 from frostglass.data.base import Dataset, datasets
 from frostglass.defenses.base import Defense, defenses
 from frostglass.defenses.compose import conflicts
+from frostglass.evaluators.embedder import Embedder, available, resolved
 from frostglass.metrics.base import Metric, metrics
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import PriorMethod, priors
 from frostglass.training.settings import Training
 
-EVALUATORS = [{"model": "resnet"}, {"model": "convmixer"}]
+EVALUATORS = [{"model": "resnet"}, {"model": "convmixer"}, {"kind": "embedder"}]
+KINDS: dict[str, type[Training] | type[Embedder]] = {"classifier": Training, "embedder": Embedder}
 DEFAULTS: dict[Surface, dict[str, Any]] = {
     "model": {
         "attack": {"name": "gmi"},
-        "metrics": [{"name": "accuracy"}, {"name": "distance"}, {"name": "manifold"}],
-        "required": "accuracy",
+        "metrics": [
+            {"name": "verification"},
+            {"name": "accuracy"},
+            {"name": "distance"},
+            {"name": "manifold"},
+        ],
+        "required": ("verification", "accuracy"),
     },
     "features": {
         "attack": {"name": "decoder"},
         "metrics": [
+            {"name": "verification"},
             {"name": "recognition"},
             {"name": "face"},
             {"name": "likeness"},
             {"name": "manifold"},
         ],
-        "required": "face",
+        "required": ("verification", "face"),
     },
 }
 
@@ -48,16 +56,18 @@ class Fractions:
 
     Args:
         test: held out for scoring. validation: held out for selecting epochs.
+        evaluators: for evaluators alone to train on, besides the target's images.
     """
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    evaluators: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
-        if self.test + self.validation >= 1:
+        if self.test + self.validation + self.evaluators >= 1:
             raise ValueError(
-                f"test ({self.test}) and validation ({self.validation}) must sum to less than 1: "
-                "nothing is left to train on"
+                f"test ({self.test}), validation ({self.validation}) and evaluators "
+                f"({self.evaluators}) must sum to less than 1: nothing is left to train on"
             )
 
 
@@ -69,14 +79,20 @@ class Judging:
         identities: how many private people to attack, from the first on; all by default.
         images: held-out images of each person whose features leave the device; used by audits of
             features only.
-        margin: the positive control counts as broken when attack minus prior-only baseline (top-1
-            accuracy; similarity on features) is above this with 95 % confidence.
+        margin: the positive control counts as broken if the attack beats the prior-only baseline
+            by this much (share of people recognised; similarity on features), and by more than
+            chance explains at the 1 % level.
+        min_accuracy: held-out accuracy below which a classifier is excluded from the verdict.
+        min_true_accepts: share of genuine images accepted, at a false-accept rate of 1 %, below
+            which an evaluator is excluded from the verdict.
         positive_control: attack an undefended model too; the audit is vacuous if that fails.
     """
 
     identities: Annotated[int, Field(ge=2)] | None = None
     images: Annotated[int, Field(ge=1)] = 2
-    margin: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.7
+    min_true_accepts: Annotated[float, Field(ge=0, le=1)] = 0.5
     positive_control: bool = True
 
 
@@ -97,7 +113,7 @@ class Experiment:
     split: Fractions
     target: Training
     defenses: tuple[Defense, ...]
-    evaluators: tuple[Training, ...]
+    evaluators: tuple[Training | Embedder, ...]
     embedder: Training
     perceptual: Training
     prior: PriorMethod | None
@@ -119,15 +135,21 @@ class Experiment:
         def optional_prior(key: str) -> PriorMethod | None:
             return reader.method(key, priors, prior.get(key)) if key in {*values, *prior} else None
 
+        data = reader.method("data", datasets, {"name": "faces"})
+        # Without an embedder the controls warn: verification then rests on classifiers.
+        evaluators = EVALUATORS if data is None or available(data) else EVALUATORS[:-1]
         experiment = cls(
             name=reader.value("name", str, "audit" if surface == "model" else "features"),
             case=reader.value("case", str, ""),
             seed=reader.value("seed", int, 0),
-            data=reader.method("data", datasets, {"name": "faces"}),
+            data=data,
             split=reader.section("split", Fractions),
             target=target,
             defenses=reader.methods("defenses", defenses, []),
-            evaluators=reader.sections("evaluators", Training, EVALUATORS),
+            evaluators=tuple(
+                resolved(config, data) if data and isinstance(config, Embedder) else config
+                for config in reader.kinds("evaluators", KINDS, evaluators)
+            ),
             embedder=reader.section("embedder", Training),
             perceptual=reader.section("perceptual", Training),
             prior=optional_prior("prior"),
@@ -234,7 +256,7 @@ def _problems(exp: Experiment, surface: Surface) -> list[str]:
             f"attack: {exp.attack.name} attacks {exp.attack.surface}, and this config exposes "
             f"{surface}: use another attack, or {fix}"
         )
-    problems += _metric_problems(exp, surface)
+    problems += [*_metric_problems(exp, surface), *_evaluator_problems(exp)]
     return problems + (_model_problems if surface == "model" else _feature_problems)(exp, chosen)
 
 
@@ -245,12 +267,29 @@ def _metric_problems(exp: Experiment, surface: Surface) -> list[str]:
         for metric in measured
         if surface not in metric.surfaces
     ]
-    required = DEFAULTS[surface]["required"]
-    if len(measured) == len(exp.metrics) and required not in {metric.name for metric in measured}:
-        problems.append(
-            f"metrics: {required} is required, because the controls use it: "
-            f'add {{ name = "{required}" }}'
-        )
+    if len(measured) < len(exp.metrics):
+        return problems
+    return problems + [
+        f'metrics: {name} is required, because the controls use it: add {{ name = "{name}" }}'
+        for name in DEFAULTS[surface]["required"]
+        if name not in {metric.name for metric in measured}
+    ]
+
+
+def _evaluator_problems(exp: Experiment) -> list[str]:
+    """Check that evaluators classify people, first with classifiers, then with embedders."""
+    problems = []
+    embedders = [isinstance(config, Embedder) for config in exp.evaluators]
+    if embedders != sorted(embedders) or all(embedders):
+        problems.append("evaluators: expected at least one classifier first, then embedders")
+    for where, config in {
+        **{f"evaluators[{i}]": config for i, config in enumerate(exp.evaluators)},
+        "embedder": exp.embedder,
+        "perceptual": exp.perceptual,
+    }.items():
+        if isinstance(config, Training) and (config.attributes or config.cut):
+            key = "attributes" if config.attributes else "cut"
+            problems.append(f"{where}: classifies people and is not cut: remove {where}.{key}")
     return problems
 
 
@@ -277,14 +316,6 @@ def _feature_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
         problems.append(
             'target.attributes: required with target.cut; name the attributes, or set ["all"]'
         )
-    for where, config in {
-        **{f"evaluators[{i}]": config for i, config in enumerate(exp.evaluators)},
-        "embedder": exp.embedder,
-        "perceptual": exp.perceptual,
-    }.items():
-        if config is not None and (config.attributes or config.cut):
-            key = "attributes" if config.attributes else "cut"
-            problems.append(f"{where}: classifies people and is not cut: remove {where}.{key}")
     if len(names := [defense.name for defense in chosen if defense.releases]) > 1:
         problems.append(f"defenses: {' and '.join(names)} both release features: keep one of them")
     problems += [

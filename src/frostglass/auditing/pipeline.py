@@ -27,6 +27,7 @@ from frostglass.auditing.steps import (
     SCORES,
     SPLIT,
     TARGET,
+    VERIFIER,
     fingerprint,
 )
 from frostglass.core.assets import Assets
@@ -35,6 +36,8 @@ from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.core.views import ModelView
 from frostglass.defenses.base import Defense
+from frostglass.evaluators.embedder import Embedder, read_embedder
+from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics._utility import varied
 from frostglass.metrics.base import Rows
 from frostglass.metrics.face import reference_similarities
@@ -43,7 +46,14 @@ from frostglass.priors.context import hints_of
 from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import seed_for
 from frostglass.store.store import Store
-from frostglass.training.settings import Training, attributes_in, classes_of, first_stage
+from frostglass.training.settings import (
+    EVALUATORS,
+    STRANGERS,
+    Training,
+    attributes_in,
+    classes_of,
+    first_stage,
+)
 
 
 def audit(experiment: Experiment, store: Store) -> Audit:
@@ -58,12 +68,17 @@ def audit(experiment: Experiment, store: Store) -> Audit:
             (made.trial.baseline, made.more_draws),
         )  # fmt: skip
     controls = verdict(
-        experiment, made.trial, made.control, evaluators=made.evaluators, references=references
+        experiment,
+        made.trial,
+        made.control,
+        evaluators=tuple(zip(made.evaluators, made.verifiers, strict=True)),
+        references=references,
     )
     return Audit(
         experiment,
         made.split,
         made.evaluators,
+        made.verifiers,
         made.embedder,
         made.trial,
         made.control,
@@ -83,15 +98,18 @@ def produce(exp: Experiment, store: Store) -> Products:
     )
     victims = victims_of(exp, split) if exp.surface == "features" else None
     evaluators = tuple(
-        classifier(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
+        evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
         for number, config in enumerate(exp.evaluators)
+    )
+    verifiers = tuple(
+        store.step(VERIFIER, None, evaluator=network, split=split, seed=0) for network in evaluators
     )
     embedder = None
     if exp.surface == "features" or exp.needs("embedder"):
         embedder = public_classifier(store, exp.embedder, split, exp.seed, "embedder")
 
     def trial(exposure: Exposure) -> Trial:
-        return _trial(exp, store, split, exposure, evaluators, embedder)
+        return _trial(exp, store, split, exposure, (evaluators, verifiers), embedder)
 
     main = trial(expose(exp, store, split, victims))
     control = None
@@ -101,7 +119,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     more = None
     if exp.surface == "features":
         more = _baseline(exp, store, split, main.prior, seed=seed_for(exp.seed, "more draws"))
-    return Products(split, evaluators, embedder, main, control, more)
+    return Products(split, evaluators, verifiers, embedder, main, control, more)
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
@@ -130,7 +148,7 @@ def _trial(
     store: Store,
     split: Split,
     exposure: Exposure,
-    evaluators: Sequence[Target],
+    evaluators: tuple[tuple[Target, ...], tuple[Verifier, ...]],
     embedder: Target | None,
 ) -> Trial:
     """Attack what is exposed, and score reconstructions and prior-only draws in the same way."""
@@ -163,7 +181,8 @@ def _trial(
             reconstructions=reconstructions,
             victims=exposure.victims if isinstance(exposure, FeatureExposure) else None,
             split=split,
-            evaluators=tuple(evaluators),
+            evaluators=evaluators[0],
+            verifiers=evaluators[1],
             embedder=embedder,
             target=exposure.target,
             embeds=embeds,
@@ -268,6 +287,17 @@ def classifier(
         return target
     seconds = start.info["seconds"] + start.info.get("stage_seconds", 0.0)
     return replace(target, info={**target.info, "stage_seconds": seconds})
+
+
+def evaluator(store: Store, config: Training | Embedder, split: Split, *, seed: int) -> Target:
+    """Return an evaluator: a trained classifier, or an embedder, which has no classes."""
+    if isinstance(config, Training):
+        data = "private" if split.evaluators is None else EVALUATORS
+        return classifier(store, config, split, seed=seed, data=data)
+    if not config.trained:
+        return read_embedder(config, split.train.shape, store.device)
+    network = classifier(store, config.training, split, seed=seed, data=STRANGERS)
+    return replace(network, classes=(), info={**network.info, "trained_on": "public"})
 
 
 def public_classifier(

@@ -43,10 +43,24 @@ class Reader:
                 self.problems += [f"{where}.{_strip(problem)}" for problem in error.problems]
         return None  # type: ignore[return-value]  # `problems` is raised before anyone uses it
 
-    def sections(self, key: str, cls: Callable[..., P], default: Sequence[Any]) -> tuple[P, ...]:
-        """Read a list of tables as the parameters of `cls`."""
+    def kinds(
+        self, key: str, classes: Mapping[str, type[P]], default: Sequence[Any]
+    ) -> tuple[P, ...]:
+        """Read a list of tables, each as the class that its `kind` names; the first by default."""
         values = self._list(key, default)
-        return tuple(self.section(key, cls, f"{key}[{i}]", one) for i, one in enumerate(values))
+        return tuple(self._kind(f"{key}[{i}]", classes, one) for i, one in enumerate(values))
+
+    def _kind(self, where: str, classes: Mapping[str, type[P]], values: Any) -> P:
+        if isinstance(values, tuple(classes.values())):
+            return cast(P, values)
+        kind, rest = next(iter(classes)), values
+        if isinstance(values, Mapping):
+            kind = values.get("kind", kind)
+            rest = {name: value for name, value in values.items() if name != "kind"}
+        if not isinstance(kind, str) or kind not in classes:
+            self.problems.append(f"{where}.kind: expected {' or '.join(classes)}, got {kind!r}")
+            return None  # type: ignore[return-value]  # as in `section`
+        return self.section(where, classes[kind], where, rest)
 
     def method(self, key: str, registry: Registry, default: Any, where: str = "") -> Any:
         """Read a method: an object of the registry's kind, or a table with its name."""

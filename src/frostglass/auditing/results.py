@@ -11,6 +11,7 @@ from frostglass.auditing.products import Exposure
 from frostglass.core.display import MAX_ROWS, image_tag, table
 from frostglass.core.prior import Prior
 from frostglass.core.types import Reconstructions, Split, Target
+from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
 
 
@@ -39,6 +40,7 @@ class Products:
 
     split: Split
     evaluators: tuple[Target, ...]
+    verifiers: tuple[Verifier, ...]
     embedder: Target | None
     trial: Trial
     control: Trial | None
@@ -55,6 +57,7 @@ class Audit:
     experiment: Experiment
     split: Split
     evaluators: tuple[Target, ...]
+    verifiers: tuple[Verifier, ...]
     embedder: Target | None
     trial: Trial
     control: Trial | None

@@ -66,7 +66,7 @@ def summary(result: Run) -> dict[str, Any]:
             "manifest": dict(split.manifest),
         },
         "identities": [split.classes[label] for label in people],
-        "evaluators": [_target(evaluator) for evaluator in first.evaluators],
+        "evaluators": _evaluators(first),
         "embedder": _target(first.embedder) if first.embedder else None,
         "audits": [
             _audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)
@@ -95,7 +95,7 @@ def described(method: Method) -> dict[str, Any]:
 def _audit(label: str, audit: Audit) -> dict[str, Any]:
     exp, result, trial = audit.experiment, audit.reconstructions, audit.trial
     prior = exp.attacker_prior or exp.prior
-    numbers = range(1, len(audit.evaluators) + 1)
+    numbers = range(1, sum(bool(each.classes) for each in audit.evaluators) + 1)
     facts = {
         "label": label,
         "case": exp.case,
@@ -109,7 +109,7 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "target": _target(audit.target),
         "training": _training(audit),
         "split": audit.split.key,
-        "evaluators": [_target(evaluator) for evaluator in audit.evaluators],
+        "evaluators": _evaluators(audit),
         "scores": _scores(trial.rows),
         "prior_only": _scores(trial.baseline_rows),
         "conventions": {
@@ -125,7 +125,9 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         },
         "worst": [
             {"identity": name, "value": value}
-            for name, value in worst_identities(trial.rows, audit.split.classes, exp.surface)
+            for name, value in worst_identities(
+                trial.rows, audit.split.classes, audit.controls.deciding
+            )
         ],
         "queries": result.queries,
         "steps": None if result.steps is None else result.steps.double().mean().item(),
@@ -158,6 +160,22 @@ def _feature_facts(audit: Audit) -> dict[str, Any]:
     }
 
 
+def _evaluators(audit: Audit) -> list[dict[str, Any]]:
+    """Return each evaluator's facts, with how it was calibrated."""
+    return [
+        (_target(network) if network.classes else _embedder(network))
+        | {"kind": "classifier" if network.classes else "embedder", "verifier": verifier.facts()}
+        for network, verifier in zip(audit.evaluators, audit.verifiers, strict=True)
+    ]
+
+
+def _embedder(network: Target) -> dict[str, Any]:
+    names = ("model", "parameters")
+    return {name: network.info[name] for name in names} | {
+        "accuracy": None, "selected_epoch": None, "history": [], "key": network.key,
+    }  # fmt: skip
+
+
 def _target(target: Target) -> dict[str, Any]:
     facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
     return {name: target.info[name] for name in facts} | {"key": target.key}
@@ -180,12 +198,20 @@ def _training(audit: Audit) -> dict[str, Any]:
 
 
 def _scores(rows: Rows) -> dict[str, Any]:
-    """Return all scores; top-1 also per person, so that two models can be compared by person."""
+    """Return all scores; those of recognition also per person, so that models can be compared.
+
+    `first` is the share by the first candidate of each person, `any` by any candidate.
+    """
     scores = [rows.score(name) for name in rows.columns]
     plain = plain_scores(scores)
     for score in scores:
-        if score.name.startswith("top1_"):
-            plain[score.name]["by_identity"] = score.values
+        if score.name.startswith(("top1_", "verified_", "strict_")):
+            values = rows.columns[score.name].double()
+            plain[score.name] |= {
+                "by_identity": score.values,
+                "first": values[:, 0].mean().item(),
+                "any": values.amax(1).mean().item(),
+            }
     return plain
 
 

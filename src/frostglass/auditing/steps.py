@@ -32,6 +32,7 @@ from frostglass.data._splits import load_split, make_split, save_split
 from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense
 from frostglass.deploy.amortizer import TrainedAmortizer
+from frostglass.evaluators.verifier import Verifier, enrol
 from frostglass.metrics.base import Evidence, Metric, Rows, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.models.cut import halves
@@ -294,6 +295,7 @@ def _score(
     victims: ImageBatch | None,
     split: Split,
     evaluators: Sequence[Target],
+    verifiers: Sequence[Verifier],
     embedder: Target | None,
     target: Target,
     embeds: bool,
@@ -308,8 +310,13 @@ def _score(
         victims=None if victims is None else victims.images.unflatten(0, (people, -1)),
         embedder=embedder,
         embeds=embeds,
+        verifiers=verifiers,
     )
     return measure(metrics, evidence)
+
+
+def _enrol(_: None, *, evaluator: Target, split: Split, **__: Any) -> Verifier:
+    return enrol(evaluator, split)
 
 
 def _save_rows(rows: Rows, folder: Path) -> None:
@@ -337,4 +344,5 @@ RELEASE = Step("release", 2, _release, _save_released, _load_released)
 PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
 ATTACK = Step("attack", 5, _attack, _save_reconstructions, _load_reconstructions)
 PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
-SCORES = Step("scores", 3, _score, _save_rows, _load_rows)
+VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
+SCORES = Step("scores", 4, _score, _save_rows, _load_rows)

@@ -79,13 +79,29 @@ class Images:
             attribute_names=self.attribute_names,
         )
 
+    def joined(self, other: "Images", *, key: str = "") -> "Images":
+        """Return these images followed by others of the same people, shape and attributes."""
+        attributes = None
+        if self.attributes is not None and other.attributes is not None:
+            attributes = torch.cat([self.attributes, other.attributes])
+        return Images(
+            pixels=torch.cat([self.pixels, other.pixels]),
+            labels=torch.cat([self.labels, other.labels]),
+            names=self.names,
+            sources=self.sources + other.sources,
+            attributes=attributes,
+            attribute_names=self.attribute_names,
+            key=key,
+        )
+
 
 @dataclass(frozen=True)
 class Split:
     """Private train, validation and test images of the same people, public images of others.
 
-    `manifest` holds sizes and content hashes of the four parts. Build a split with `make_split`,
-    which checks that nothing overlaps.
+    `evaluators`, if given, are further images of the private people that only evaluators train on.
+    `manifest` holds sizes and content hashes of the parts. Build a split with `make_split`, which
+    checks that nothing overlaps.
     """
 
     train: Images
@@ -94,15 +110,26 @@ class Split:
     public: Images
     manifest: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
+    evaluators: Images | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.names
 
+    @property
+    def known_to_evaluators(self) -> Images:
+        """The private images that evaluators train on: the target's, and those it never sees."""
+        if self.evaluators is None:
+            return self.train
+        key = f"{self.key}.known_to_evaluators" if self.key else ""
+        return self.train.joined(self.evaluators, key=key)
+
     def __repr__(self) -> str:
         sizes = f"{len(self.train)}/{len(self.validation)}/{len(self.test)}"
         people = f"{len(self.classes)} private people"
-        return f"Split({people}, {sizes} images train/validation/test, {len(self.public)} public)"
+        more = f", {len(self.evaluators)} for evaluators" if self.evaluators is not None else ""
+        parts = f"{sizes} images train/validation/test{more}, {len(self.public)} public"
+        return f"Split({people}, {parts})"
 
 
 def match_shape(images: Tensor, image_shape: Shape) -> Tensor:

@@ -50,6 +50,10 @@ class Dataset(Method):
         """Return how images of other shapes are made square; a shipped client does the same."""
         return "centre"
 
+    def embedder(self) -> str:
+        """Return the source of an embedder that suits the images, for verification."""
+        return "public"
+
     def attribute_names(self) -> tuple[str, ...]:
         """Return the binary attributes that come with the images."""
         return ()

@@ -12,6 +12,7 @@ from frostglass.data._people import ATTRIBUTES, attributes, moods, traits
 from frostglass.data._portrait import draw
 from frostglass.data.base import Dataset, datasets
 
+EMBEDDER_WORLD = 2**31 - 1  # the people that the shipped embedder was trained on
 PUBLIC_START = 1_000_000  # private people count from 0, public ones from here: they never overlap
 
 
@@ -64,6 +65,10 @@ class Faces(Dataset):
 
     def public_people(self) -> list[int]:
         return [self.public_images] * self.public_identities
+
+    def embedder(self) -> str:
+        """Return the shipped one, which needs 32 pixels and was trained on a world of its own."""
+        return "faces32" if self.size >= 32 and self.world != EMBEDDER_WORLD else "public"
 
     def attribute_names(self) -> tuple[str, ...]:
         return ATTRIBUTES

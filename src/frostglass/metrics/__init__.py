@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from frostglass.metrics.likeness import Likeness
     from frostglass.metrics.manifold import Manifold
     from frostglass.metrics.recognition import Recognition
+    from frostglass.metrics.verification import Verification
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -40,7 +40,10 @@ class Accuracy(Metric):
 
 
 def evaluator_hits(evidence: Evidence) -> dict[str, Tensor]:
-    """Measure whether the attacked person is evaluator N's `top1_N`, and among its `top5_N`."""
+    """Measure whether the attacked person is evaluator N's `top1_N`, and among its `top5_N`.
+
+    Embedders name nobody and have no such columns.
+    """
     return {
         f"top{k}_{number}": evidence.table(hits(logits, evidence.labels, k))
         for number, (logits, _) in enumerate(evidence.evaluator_outputs, 1)

@@ -15,12 +15,14 @@ from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.method import Method
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.evaluators.verifier import Verifier, enrol
 from frostglass.metrics._stats import interval
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
 CHUNK = 128
-SHARES = ("top1", "top5", "target_")  # columns with these prefixes are shares of 1
+# Columns with these prefixes are shares of 1.
+SHARES = ("verified", "strict", "top1", "top5", "target_")
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,14 @@ class Evidence:
     Args:
         reconstructions: the reconstructions to measure.
         target: the attacked model.
-        evaluators: classifiers of the private people that no attack has access to.
+        evaluators: classifiers of the private people, then embedders (targets without classes)
+            that never saw them; no attack has access to either.
         split: the private and public images.
         victims: true images (I, P, C, H, W) in [0, 1], if each candidate reconstructs one of them.
             Of a person's K candidates the first K / P belong to the first image, and so on.
         embedder: a network that distinguishes people and was trained on others than the private.
         embeds: whether the latents of the reconstructions are embeddings of the embedder.
+        verifiers: one per evaluator, as `enrol` returns them; computed if needed and not given.
     """
 
     reconstructions: Reconstructions
@@ -109,6 +113,12 @@ class Evidence:
     victims: Tensor | None = None
     embedder: Target | None = None
     embeds: bool = False
+    verifiers: Sequence[Verifier] = ()
+
+    @cached_property
+    def enrolled(self) -> list[Verifier]:
+        """One verifier per evaluator."""
+        return list(self.verifiers) or [enrol(each, self.split) for each in self.evaluators]
 
     @cached_property
     def images(self) -> Tensor:
@@ -127,7 +137,8 @@ class Evidence:
 
     @cached_property
     def evaluator_outputs(self) -> list[tuple[Tensor, Tensor]]:
-        return [outputs(evaluator, self.images) for evaluator in self.evaluators]
+        """Logits and features of `images` by each classifier; embedders come after those."""
+        return [outputs(each, self.images) for each in self.evaluators if each.classes]
 
     @cached_property
     def originals(self) -> Tensor:

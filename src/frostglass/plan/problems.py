@@ -26,6 +26,7 @@ from frostglass.data._splits import MIN_IMAGES, check_people
 from frostglass.data.base import listed
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense
+from frostglass.evaluators.embedder import Embedder, read_embedder
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.cut import halves
@@ -117,8 +118,8 @@ class _Checks:
             yield "judging", self._victims, data, split, exp.judging
         if self.attacks:
             for number, config in enumerate(exp.evaluators):
-                build = partial(self._classifier, config, ())
-                yield f"evaluators[{number}]", build, data, split, config
+                check = partial(self._evaluator, config)
+                yield f"evaluators[{number}]", check, data, split, config
             if cut:
                 yield "data", self._two_images, data, split
         yield "data", self._public_people, *model, self._public_networks()
@@ -216,6 +217,15 @@ class _Checks:
     def _target(self) -> None:
         self._classifier(self.exp.target, self.exp.training_defenses)
 
+    def _evaluator(self, config: Training | Embedder) -> None:
+        """Build the network of an evaluator; an embedder that is read is loaded and tried."""
+        if isinstance(config, Training):
+            self._classifier(config, ())
+        elif config.trained:
+            self._classifier(config.training, ())
+        else:
+            read_embedder(config, self.exp.data.image_shape, torch.device("cpu"))
+
     def _classifier(self, config: Training, defenses: Sequence[Defense]) -> Target:
         """Build the network of each training stage, and load the weights it starts from."""
         split, shape = self.exp.split, self.exp.data.image_shape
@@ -278,7 +288,10 @@ class _Checks:
         """Check the public people that networks are trained on."""
         exp = self.exp
         start = _starts_public(exp.target, exp.training_defenses)
-        others = any(_starts_public(config, ()) for config in exp.evaluators) and self.attacks
+        others = self.attacks and any(
+            config.trained if isinstance(config, Embedder) else _starts_public(config, ())
+            for config in exp.evaluators
+        )
         if start or others or self._public_networks():
             check_people(exp.data.public_people())
         if start and exp.target.attributes and not exp.data.describes_public():

@@ -12,12 +12,14 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.method import Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Split, Target
+from frostglass.data._impostors import other_people
 from frostglass.data._splits import public_people
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Stage
 from frostglass.models.build import source
 
 PUBLIC = "public"
+STRANGERS, EVALUATORS = "strangers", "evaluators"  # further names of images to train on
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -87,9 +89,8 @@ class Training:
                 "weights are loaded instead of training, so there is nothing to start: "
                 "leave weights or start out"
             )
-        for place, name in enumerate(self.attributes):
-            if name in self.attributes[:place]:
-                raise ValueError(f"attributes: {name!r} is given twice: name each once")
+        if twice := [name for name in self.attributes if self.attributes.count(name) > 1]:
+            raise ValueError(f"attributes: {twice[0]!r} is given twice: name each once")
 
     def files(self) -> list[Path]:
         """List the files this configuration reads."""
@@ -121,8 +122,16 @@ class FirstStage:
 
 
 def stage_split(split: Split, data: str, *, seed: int) -> Split:
-    """Return the images of a stage: public people as classes of their own, or the private ones."""
-    return public_people(split.public, seed=seed) if data == "public" else split
+    """Return the images of a stage: the private ones, those of evaluators, or public people.
+
+    Public people are classes of their own; "strangers" are those without the held-out ones.
+    """
+    if data == EVALUATORS:
+        return replace(split, train=split.known_to_evaluators)
+    if data in (PUBLIC, STRANGERS):
+        images = split.public if data == PUBLIC else other_people(split.public)
+        return public_people(images, seed=seed)
+    return split
 
 
 def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | None:
@@ -130,9 +139,12 @@ def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | N
 
     It may have a first stage of its own.
     """
-    stage = compose.stage(defenses) or (Stage("public", {}) if config.start == PUBLIC else None)
-    if stage is None or config.weights:
+    stages = [stage for defense in defenses if (stage := defense.stage())]
+    if config.start == PUBLIC:
+        stages.append(Stage("public", {}))
+    if not stages or config.weights:
         return None
+    stage = stages[0]
     start = config.starting_file if stage.data == "public" else config.start
     return FirstStage(
         stage.data, replace(config, start=start, **stage.settings), compose.during_stage(defenses)
@@ -150,12 +162,10 @@ def attributes_of(config: Training, known: tuple[str, ...]) -> tuple[str, ...]:
     if config.attributes == ("all",) and known:
         return known
     if unknown := [name for name in config.attributes if name not in known]:
-        available = (
-            f"it has {', '.join(known)}"
-            if known
-            else "it has none: use faces, or a folder with a table of attributes"
+        available = ", ".join(known) or "none: use faces, or a folder with a table of attributes"
+        raise ConfigError(
+            f"attributes: the data has no attribute {unknown[0]!r}; it has {available}"
         )
-        raise ConfigError(f"attributes: the data has no attribute {unknown[0]!r}; {available}")
     return config.attributes
 
 

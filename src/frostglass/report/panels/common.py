@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from frostglass.auditing.controls import WEAK_EVALUATOR
 from frostglass.report import parts
 from frostglass.report.answer import answer
 from frostglass.report.charts import shape
@@ -183,7 +182,7 @@ def evaluator_checks(study: Study) -> list[tuple[str, str, parts.Cell]]:
             f"Accuracy of this evaluator ({network.model}) on held-out private images. A weak "
             "evaluator overlooks leaks."
         )
-        cell = parts.verdict(number(right, "percent"), "look" if right < WEAK_EVALUATOR else status)
+        cell = parts.verdict(number(right, "percent"), "look" if right < 0.9 else status)
         return f"Evaluator {place}", meaning, cell
 
     return [check(place, network) for place, network in enumerate(study.first.evaluators, 1)]
