@@ -43,7 +43,10 @@ def audit(vacuous: str = "") -> Audit:
         warnings=(),
     )
     trial = Trial(ModelExposure(tiny_target()), tiny_prior(), result, result, rows, rows)
-    return Audit(Experiment.parse({}), tiny_split(), (), (), None, trial, None, controls)
+    return Audit(
+        split=tiny_split(), evaluators=(), verifiers=(), embedder=None, trial=trial, control=None,
+        experiment=Experiment.parse({}), controls=controls,
+    )  # fmt: skip
 
 
 VIEW = tiny_target().view(["scores"])

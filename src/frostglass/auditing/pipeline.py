@@ -74,17 +74,7 @@ def audit(experiment: Experiment, store: Store) -> Audit:
         evaluators=tuple(zip(made.evaluators, made.verifiers, strict=True)),
         references=references,
     )
-    return Audit(
-        experiment,
-        made.split,
-        made.evaluators,
-        made.verifiers,
-        made.embedder,
-        made.trial,
-        made.control,
-        controls,
-        facts,
-    )
+    return Audit(**vars(made), experiment=experiment, controls=controls, facts=facts)
 
 
 def produce(exp: Experiment, store: Store) -> Products:
@@ -119,7 +109,15 @@ def produce(exp: Experiment, store: Store) -> Products:
     more = None
     if exp.surface == "features":
         more = _baseline(exp, store, split, main.prior, seed=seed_for(exp.seed, "more draws"))
-    return Products(split, evaluators, verifiers, embedder, main, control, more)
+    return Products(
+        split=split,
+        evaluators=evaluators,
+        verifiers=verifiers,
+        embedder=embedder,
+        trial=main,
+        control=control,
+        more_draws=more,
+    )
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:

@@ -34,7 +34,7 @@ class Trial:
         return self.exposure.target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Products:
     """What the steps of one experiment made; `control` is the trial of the undefended model."""
 
@@ -44,23 +44,17 @@ class Products:
     embedder: Target | None
     trial: Trial
     control: Trial | None
-    more_draws: Reconstructions | None  # a second baseline: the noise of distances between sets
+    more_draws: Reconstructions | None = None  # another baseline: the noise between sets
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, kw_only=True)
+class Audit(Products):
     """What one experiment found: its trial, that of the positive control, and the verdict.
 
     `facts` describe released features (utility, deviation, distances); empty for a model.
     """
 
     experiment: Experiment
-    split: Split
-    evaluators: tuple[Target, ...]
-    verifiers: tuple[Verifier, ...]
-    embedder: Target | None
-    trial: Trial
-    control: Trial | None
     controls: Controls
     facts: Mapping[str, Any] = field(default_factory=dict)
 
