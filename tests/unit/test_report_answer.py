@@ -21,7 +21,7 @@ def test_answer_says_what_leaks_and_what_the_defense_changes(tmp_path):
         "(resnet) and 95 % by evaluator 2 (resnet)."
     )
     assert change == (
-        "CALoR lowers this to 35 % (interval 15–55.1 %; top-1 40 % and 35 %) and costs 1.5 points "
+        "CALoR lowers this to 35 % (interval 15–55.1 %, top-1 40 % and 35 %) and costs 1.5 points "
         "of accuracy on held-out images (98.2 → 96.7 %)."
     )
 
@@ -76,7 +76,7 @@ def test_a_defense_helps_only_if_the_verifier_says_so(tmp_path):
     _, _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (4, 3), "verified": 19}])
     assert change.startswith("CALoR does not clearly lower it: 95 % (interval ")
     assert (
-        "; top-1 20 % and 15 %), no difference beyond chance on the same people; it costs 1.5"
+        ", top-1 20 % and 15 %), no difference beyond chance on the same people; it costs 1.5"
     ) in change
 
 
@@ -86,8 +86,8 @@ def test_a_defense_may_do_harm(tmp_path):
     )
     assert re.match(
         (
-            r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %; top-1 100 %\) and "
-            r"gains 0\.8 points of accuracy"
+            r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %, top-1 100 %\) "
+            r"and gains 0\.8 points of accuracy"
         ),
         change,
     )
@@ -211,7 +211,7 @@ def test_no_control_is_vacuous_and_a_leak_stays_a_leak(tmp_path):
     first, _, third = sentences(tmp_path, [{**BROKEN, "control": None}])
     assert first.startswith("This audit is VACUOUS: no positive control was run")
     assert third.startswith(
-        "A high number is a leak all the same: 95 % (interval 85–100 %; top-1 100 % and 95 %) for "
+        "A high number is a leak all the same: 95 % (interval 85–100 %, top-1 100 % and 95 %) for "
     )
 
 

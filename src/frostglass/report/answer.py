@@ -354,4 +354,4 @@ def _scored(entry: Entry) -> str:
     value, reach = number(entry.score.value, entry.unit), span(entry.score, entry.unit)
     if entry.surface == "features":
         return f"a similarity of {value} (interval {reach})"
-    return f"{value} (interval {reach}; {top1_short(entry)})"
+    return f"{value} (interval {reach}, {top1_short(entry)})"

@@ -14,14 +14,14 @@ MAX_SUBJECTS = 3  # subjects whose people are shown large
 MAX_PEOPLE = 4  # in each row
 
 
-def closest_sections(study: Study, image_bytes: int) -> list[Section]:
-    """Return the section of large images; none if faces are redacted or were never made."""
+def closest_sections(study: Study, image_bytes: int) -> tuple[list[Section], int]:
+    """Return the section of large images, and its size; none if faces are redacted."""
     if any(run.redacted for run in study.runs):
-        return []
+        return [], 0
     entries = [subject.strongest for subject in study.subjects if not subject.strongest.embeds]
     count = _affordable(entries[:MAX_SUBJECTS], image_bytes)
-    if not entries or not count:
-        return []
+    if not count:
+        return [], 0
     content: list[Part] = [Note(_note(study, len(entries)))]
     for entry in entries[:MAX_SUBJECTS]:
         exposed, nearest = ranked(entry)
@@ -34,7 +34,9 @@ def closest_sections(study: Study, image_bytes: int) -> list[Section]:
                 Note(f"Not accepted: their match is not above the threshold of {limit}."),
                 _pairs(study, entry, nearest[:count]),
             ]
-    return [Section("Closest", "The most exposed people", content)]
+    pairs = [pair for part in content if isinstance(part, Pairs) for pair in part.pairs]
+    used = sum(len(pair.real) + len(pair.reconstruction) for pair in pairs)
+    return [Section("Closest", "The most exposed people", content)], used
 
 
 def ranked(entry: Entry) -> tuple[list[int], list[int]]:

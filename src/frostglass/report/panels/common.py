@@ -41,8 +41,8 @@ def panel(
     below: Sequence[parts.Section],
 ) -> parts.Panel:
     """Put answer, tiles and notes before the sections, images and settings between and after."""
-    closest = closest_sections(study, image_bytes // 2)
-    images = images_section(study, image_bytes // 2 if closest else image_bytes)
+    closest, used = closest_sections(study, image_bytes // 2)
+    images = images_section(study, image_bytes - used)
     checked = verification_section(study)
     sections = [*above, *closest, images, checked, *below, settings_section(study)]
     said, sound = answer(study), [s for s in study.subjects if not s.vacuous]
