@@ -47,6 +47,10 @@ def _trimmed(value: float) -> str:
     return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")
 
 
+def p_value_text(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
 def _duration(seconds: float) -> str:
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:

@@ -22,7 +22,7 @@ from frostglass.report.panels.matrix import has_matrix, matrix_section
 from frostglass.report.recipes import training_caption, training_notes, training_rows
 from frostglass.report.recognition import rate, top1_short, verifier_name
 from frostglass.report.study import Study
-from frostglass.report.text import Kind, number, span
+from frostglass.report.text import Kind, number, p_value_text, span
 
 CONVENTIONS = {
     "mean": "mean over all images and people (KED-MI, BiDO, LOMMA, TL-DMI, PPA, PLG-MI, CALoR)",
@@ -265,7 +265,7 @@ def _positive(entry: Entry) -> parts.Cell:
     lift = controls.control_lift[entry.measure]
     needed = controls.people_needed
     people = f"{number(needed, 'count')} people needed" if needed else "nothing to show"
-    small = [f"interval {span(lift, 'points')}", f"p = {controls.p_value:.2g}", people]
+    small = [f"interval {span(lift, 'points')}", p_value_text(controls.p_value), people]
     status: parts.Status = "fail" if controls.vacuous else "ok"
     return parts.verdict(number(lift.value, "gain"), status, *small)
 
