@@ -27,7 +27,8 @@ def wrap(
     """Make a target of a module that maps images in [0, 1] of `image_shape` to logits.
 
     The module is run on noise in evaluation mode and left unchanged. Its output may differ between
-    calls: some defenses add noise.
+    calls: some defenses add noise. Noise cannot show whether it is the model that was meant: call
+    `frostglass.examine(target, split)` before an attack.
 
     Args:
         classes: the names of the classes in the order of the logits, or their number.
@@ -53,6 +54,7 @@ def wrap(
         cut=cut_module(module, cut, image_shape).tap if cut else "",
         attributes=attributes,
         info={
+            "given": True,
             "architecture": class_name(module),
             "parameters": sum(weight.numel() for weight in module.parameters()),
         },
