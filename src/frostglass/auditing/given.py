@@ -7,13 +7,14 @@ from contextlib import contextmanager
 import torch
 
 from frostglass.core.errors import ConfigError
-from frostglass.core.types import Images, Target
+from frostglass.core.types import GIVEN_IMAGES, Images, Target
 from frostglass.evaluators.embedder import Embedder
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.training.settings import Training
 
 COMPARED = 32  # private images whose outputs are compared
+BELOW_CONTROL = 0.1  # accuracy by which a given model may be below the undefended control
 SAME = 1e-4  # relative difference of outputs, below which two networks are one
 
 
@@ -50,6 +51,27 @@ def refuse_target(evaluator: Target, target: Target, images: Images) -> None:
             f"{how}, and would accept whatever fools the target: give a network that was trained "
             "separately"
         )
+
+
+def given_warnings(target: Target, control: Target | None) -> list[str]:
+    """Return what the examination of a given model found, and how it compares to the control."""
+    if not target.info.get("given"):
+        return []
+    warnings = [f"given model: {each}" for each in target.info["examination"]["warnings"]]
+    warnings.append(
+        f"given model: its accuracy is measured on {GIVEN_IMAGES}; if it was trained on them, it "
+        "is less accurate on others"
+    )
+    if control is None:
+        return warnings
+    own, plain = (each.info["accuracy"]["test"] for each in (target, control))
+    if own < plain - BELOW_CONTROL:
+        warnings.append(
+            f"given model: it classifies {own:.0%} of the images correctly, and the undefended "
+            f"control {plain:.0%}: check that its inputs (mean, std), the size and crop of the "
+            "images and its classes are those of its training"
+        )
+    return warnings
 
 
 def _weights(target: Target) -> set[str]:

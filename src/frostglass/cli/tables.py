@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from frostglass.auditing.expand import NO_GRID
+from frostglass.report.labels import model_name, tested_on
+
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
 
@@ -51,12 +54,12 @@ def print_scores(facts: dict[str, Any]) -> None:
     people = f"{len(facts['identities'])} people attacked"
     if surface == "features":
         people += f", {facts['audits'][0]['images_per_person']} images each"
-    rows = [{"audit": audit["label"], **row(audit, numbers)} for audit in facts["audits"]]
+    rows = [{"audit": _title(audit), **row(audit, numbers)} for audit in facts["audits"]]
     print_table(f"{facts['name']}: {people}", rows, left=["audit"])
-    accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
     print("evaluator N: share of people whose reconstructions it assigns to them (top-1)")
-    print(f"evaluators' own accuracy on held-out images: {accuracy}")
+    _print_accuracy("evaluators' own accuracy", facts["evaluators"])
     if surface == "model":
+        _print_accuracy("accuracy", [audit["target"] for audit in facts["audits"]], shown=False)
         print("prior only: the same for draws of the prior; target: by the target itself")
     else:
         same, different = (
@@ -75,6 +78,25 @@ def print_scores(facts: dict[str, Any]) -> None:
     for warning, labels in notes.items():
         where = "all audits" if len(labels) == len(facts["audits"]) > 1 else "; ".join(labels)
         print(f"note ({where}): {warning}")
+
+
+def _title(audit: dict[str, Any]) -> str:
+    """Return the label of an audit; without a grid it is the name of the model."""
+    if audit["label"] != NO_GRID:
+        return str(audit["label"])
+    defenses = [defense["name"] for defense in audit["defenses"]]
+    return model_name(defenses, given=audit["target"]["given"])
+
+
+def _print_accuracy(title: str, models: Sequence[dict[str, Any]], *, shown: bool = True) -> None:
+    """Say on which images accuracy was measured: given models may have been trained on them."""
+    for given in (False, True):
+        some = [each for each in models if each["accuracy"] and each.get("given", False) is given]
+        values = ", ".join(f"{each['model']} {each['accuracy']['test']:.1%}"
+                           for each in some if shown)  # fmt: skip
+        note = ", which a given model may have been trained on" if given else ""
+        if some:
+            print(f"{title} on {tested_on(given=given)}{note}{': ' if values else ''}{values}")
 
 
 def _model_row(audit: dict[str, Any], evaluators: Sequence[int]) -> Row:

@@ -15,7 +15,7 @@ from frostglass.core.errors import ConfigError, ModelError
 from frostglass.core.types import Target
 from frostglass.models.base import class_name, noise_images, probe
 
-LEVEL = 1e-5  # probability of calling classes exchanged that a model confuses as often as not
+LEVEL = 0.01  # probability of calling classes exchanged that a model confuses as often as not
 LISTED = 20  # classes, up to which an order is written out
 IMAGES = 4
 CLEAR = 4  # images moved per image kept, from which on classes count as exchanged
