@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frostglass.auditing.controls import Controls
+from frostglass.auditing.expand import GIVEN, UNDEFENDED
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import Exposure
 from frostglass.core.display import MAX_ROWS, image_tag, table
@@ -76,7 +77,8 @@ class Audit(Products):
     def __repr__(self) -> str:
         exp = self.experiment
         scores = ", ".join(str(score) for score in self.controls.headline)
-        defenses = " + ".join(d.name for d in exp.defenses) or "undefended"
+        plain = GIVEN if self.target.info.get("given") else UNDEFENDED
+        defenses = " + ".join(d.name for d in exp.defenses) or plain
         return f"Audit({exp.attack.name} on {defenses}: {scores}; {self._verdict()})"
 
     def _repr_html_(self) -> str:

@@ -189,7 +189,8 @@ def _embedder(network: Target) -> dict[str, Any]:
 
 def _target(target: Target) -> dict[str, Any]:
     facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
-    return {name: target.info[name] for name in facts} | {"key": target.key}
+    given = bool(target.info.get("given"))
+    return {name: target.info[name] for name in facts} | {"key": target.key, "given": given}
 
 
 def _training(audit: Audit) -> dict[str, Any]:

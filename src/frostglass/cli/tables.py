@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from frostglass.auditing.expand import NO_GRID
+from frostglass.report.labels import model_name, tested_on
+
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
 
@@ -59,7 +62,7 @@ def print_scores(facts: dict[str, Any]) -> None:
     people = f"{len(facts['identities'])} people attacked"
     if surface == "features":
         people += f", {facts['audits'][0]['images_per_person']} images each"
-    rows = [{"audit": audit["label"], **row(audit)} for audit in facts["audits"]]
+    rows = [{"audit": _title(audit), **row(audit)} for audit in facts["audits"]]
     print_table(f"{facts['name']}: {people}", rows, left=["audit"])
     for line in _explained(facts, surface):
         print(line)
@@ -88,6 +91,7 @@ def _explained(facts: dict[str, Any], surface: str) -> list[str]:
         return [
             *lines,
             "prior only: share recognised of prior-only draws; target: top-1 of the target itself",
+            *_accuracies([audit["target"] for audit in facts["audits"]]),
         ]
     references = facts["audits"][0]["controls"]["references"]
     same, different = (references[name] for name in ("same_person", "different_people"))
@@ -96,6 +100,16 @@ def _explained(facts: dict[str, Any], surface: str) -> list[str]:
         f"similarity: {same:.2f} is another image of the same person, {different:.2f} another "
         "person",
         "prior only: similarity of images made without any feature",
+    ]
+
+
+def _accuracies(targets: Sequence[dict[str, Any]]) -> list[str]:
+    """Say on which images accuracy was measured: given models may have been trained on them."""
+    notes = {False: "", True: ", which a given model may have been trained on"}
+    return [
+        f"accuracy: on {tested_on(given=given)}{note}"
+        for given, note in notes.items()
+        if any(target["given"] is given for target in targets)
     ]
 
 
@@ -118,6 +132,14 @@ def _top1(audit: dict[str, Any]) -> Row:
     names = [f"top1_{number}" for number in range(1, len(audit["evaluators"]) + 1)]
     shares = [percent(scores[name]["value"]) for name in names if name in scores]
     return {"top-1": ", ".join(shares)} if shares else {}
+
+
+def _title(audit: dict[str, Any]) -> str:
+    """Return the label of an audit; without a grid it is the name of the model."""
+    if audit["label"] != NO_GRID:
+        return str(audit["label"])
+    defenses = [defense["name"] for defense in audit["defenses"]]
+    return model_name(defenses, given=audit["target"]["given"])
 
 
 def _model_row(audit: dict[str, Any]) -> Row:
