@@ -17,7 +17,7 @@ from frostglass.core.registry import nearest
 from frostglass.data.base import Dataset, datasets
 from frostglass.defenses.base import Defense, defenses
 from frostglass.defenses.compose import conflicts
-from frostglass.evaluators.embedder import Embedder, available, resolved
+from frostglass.evaluators.embedder import Embedder
 from frostglass.metrics.base import Metric, metrics
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import PriorMethod, priors
@@ -135,21 +135,15 @@ class Experiment:
         def optional_prior(key: str) -> PriorMethod | None:
             return reader.method(key, priors, prior.get(key)) if key in {*values, *prior} else None
 
-        data = reader.method("data", datasets, {"name": "faces"})
-        # Without an embedder the controls warn: verification then rests on classifiers.
-        evaluators = EVALUATORS if data is None or available(data) else EVALUATORS[:-1]
         experiment = cls(
             name=reader.value("name", str, "audit" if surface == "model" else "features"),
             case=reader.value("case", str, ""),
             seed=reader.value("seed", int, 0),
-            data=data,
+            data=reader.method("data", datasets, {"name": "faces"}),
             split=reader.section("split", Fractions),
             target=target,
             defenses=reader.methods("defenses", defenses, []),
-            evaluators=tuple(
-                resolved(config, data) if data and isinstance(config, Embedder) else config
-                for config in reader.kinds("evaluators", KINDS, evaluators)
-            ),
+            evaluators=reader.kinds("evaluators", KINDS, EVALUATORS),
             embedder=reader.section("embedder", Training),
             perceptual=reader.section("perceptual", Training),
             prior=optional_prior("prior"),

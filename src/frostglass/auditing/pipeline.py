@@ -36,7 +36,7 @@ from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.core.views import ModelView
 from frostglass.defenses.base import Defense
-from frostglass.evaluators.embedder import Embedder, read_embedder
+from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics._utility import varied
 from frostglass.metrics.base import Rows
@@ -99,7 +99,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     victims = victims_of(exp, split) if exp.surface == "features" else None
     evaluators = tuple(
         evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
-        for number, config in enumerate(exp.evaluators)
+        for number, config in enumerate(usable(exp.evaluators, exp.data))
     )
     verifiers = tuple(
         store.step(VERIFIER, None, evaluator=network, split=split, seed=0) for network in evaluators

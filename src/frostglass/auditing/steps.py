@@ -79,6 +79,7 @@ def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_
         dataset,
         test_fraction=fractions.test,
         validation_fraction=fractions.validation,
+        evaluator_fraction=fractions.evaluators,
         seed=seed,
     )
 

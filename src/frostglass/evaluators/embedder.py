@@ -1,5 +1,6 @@
 """Evaluators that never saw the private images: networks that tell people apart by embeddings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,15 +105,24 @@ class Embedder:
         return self.training.budget(images) if self.trained else Budget("loads weights")
 
 
-def resolved(config: Embedder, data: Dataset) -> Embedder:
-    """Return the config with the source that the data suggests, where it names none."""
-    return config if config.source else replace(config, source=data.embedder())
+def chosen(config: Embedder, data: Dataset) -> Embedder | None:
+    """Return the config with the source that the data suggests, where it names none.
 
-
-def available(data: Dataset) -> bool:
-    """Return whether the data comes with an embedder, or with public people to train one on."""
+    None if that is training and there are no public people to train on: the controls then warn that
+    all evaluators saw the private images.
+    """
+    if config.source:
+        return config
     people = [count for number, count in enumerate(data.public_people()) if number % HELD_OUT]
-    return data.embedder() != PUBLIC or sum(count >= MIN_IMAGES for count in people) >= 2
+    if data.embedder() == PUBLIC and sum(count >= MIN_IMAGES for count in people) < 2:
+        return None
+    return replace(config, source=data.embedder())
+
+
+def usable(configs: Sequence[Training | Embedder], data: Dataset) -> list[Training | Embedder]:
+    """Return the evaluators that there are: embedders by the source that is used."""
+    known = [each if isinstance(each, Training) else chosen(each, data) for each in configs]
+    return [config for config in known if config is not None]
 
 
 def read_embedder(config: Embedder, image_shape: Shape, device: torch.device) -> Target:

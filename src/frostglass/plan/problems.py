@@ -26,7 +26,7 @@ from frostglass.data._splits import MIN_IMAGES, check_people
 from frostglass.data.base import listed
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense
-from frostglass.evaluators.embedder import Embedder, read_embedder
+from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.cut import halves
@@ -117,7 +117,7 @@ class _Checks:
         if cut:
             yield "judging", self._victims, data, split, exp.judging
         if self.attacks:
-            for number, config in enumerate(exp.evaluators):
+            for number, config in enumerate(usable(exp.evaluators, data)):
                 check = partial(self._evaluator, config)
                 yield f"evaluators[{number}]", check, data, split, config
             if cut:
@@ -290,7 +290,7 @@ class _Checks:
         start = _starts_public(exp.target, exp.training_defenses)
         others = self.attacks and any(
             config.trained if isinstance(config, Embedder) else _starts_public(config, ())
-            for config in exp.evaluators
+            for config in usable(exp.evaluators, exp.data)
         )
         if start or others or self._public_networks():
             check_people(exp.data.public_people())
