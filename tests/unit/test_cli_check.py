@@ -28,7 +28,7 @@ def test_check_of_a_good_config_writes_nothing(here):
     costs = json.loads(frostglass("check", "toy.toml", "--json").out)
     assert sorted(row["step"] for row in costs["steps"]) == [
         "attack", "controls", "prior", "prior_only", "scores", "scores", "split",
-        "target", "target", "target",
+        "target", "target", "target", "verifier", "verifier",
     ]  # fmt: skip
     assert not any(row["done"] for row in costs["steps"])
     assert costs["seconds"] == pytest.approx(sum(row["seconds"] for row in costs["steps"]))
@@ -38,7 +38,7 @@ def test_check_of_a_good_config_writes_nothing(here):
 def test_check_lists_the_steps_of_every_experiment_of_a_grid():
     done = frostglass("check", "toy.toml", *changed("grid={seed=[0,1]}"), "--json")
     rows = json.loads(done.out)["steps"]
-    assert len(rows) == 2 * 9 + 1  # the controls are one row
+    assert len(rows) == 2 * 11 + 1  # the controls are one row
     assert len({row["label"] for row in rows[:-1]}) == 2
 
 
@@ -110,7 +110,7 @@ def test_a_config_that_cannot_be_read(here, content, message):
         ("attack.keep=9", "attack.keep (9) must not exceed candidates (2)"),
         ("split.test=0.95", "split.test (0.95), validation (0.1) and evaluators (0.0) must sum"),
         ("name=../elsewhere", "name: expected letters, digits"),
-        ('metrics=[{name="distance"}]', "accuracy"),  # without it no control can be judged
+        ('metrics=[{name="verification"}]', "accuracy"),  # without it no control can be judged
     ],
 )
 def test_bad_settings(setting, message):

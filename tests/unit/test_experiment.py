@@ -61,7 +61,9 @@ def test_defaults_make_a_whole_experiment():
     made = Experiment.parse({})
     assert made.attack.name == "gmi"
     assert made.defenses == ()
-    assert len(made.evaluators) == 2
+    assert [type(config).__name__ for config in made.evaluators] == [
+        "Training", "Training", "Embedder",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,20 @@ def test_defaults_make_a_whole_experiment():
         ({"attack": "gmi"}, r"attack: expected a table with a name, one of brepmi, decoder, gmi"),
         ({"defenses": {"name": "calor"}}, "defenses: expected a list of tables"),
         ({"evaluators": []}, "evaluators: at least one is needed"),
+        ({"evaluators": [{"kind": "judge"}]}, "kind: expected classifier or embedder, got 'judge'"),
+        ({"evaluators": [{"kind": "embedder"}]}, "at least one classifier first, then embedders"),
+        (
+            {"evaluators": [{}, {"kind": "embedder", "source": "dlip"}]},
+            r"evaluators\[1\].source: expected public, faces32, dlib, onnx:FILE",
+        ),
+        (
+            {"evaluators": [{}, {"kind": "embedder", "source": "timm:resnet18"}]},
+            r"evaluators\[1\].weights: required with timm:resnet18: an untrained network",
+        ),
+        (
+            {"evaluators": [{}, {"kind": "embedder", "weights": "a.safetensors"}]},
+            r"evaluators\[1\].weights: name a network of yours as source, or leave it out",
+        ),
         ({"seed": "one"}, "seed: expected a int"),
         ({"split": {"test": 0.6, "validation": 0.5}}, "must sum to less than 1"),
         ({"target": 3}, "target: expected a table"),
@@ -449,11 +465,8 @@ def test_the_surface_follows_from_the_cut():
     assert (model.surface, model.attack.name, model.prior.name) == ("model", "gmi", "wgan")
     assert (features.surface, features.attack.name, features.prior) == ("features", "decoder", None)
     assert [metric.name for metric in features.metrics] == [
-        "recognition",
-        "face",
-        "likeness",
-        "manifold",
-    ]
+        "verification", "recognition", "face", "likeness", "manifold",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -483,6 +496,8 @@ def test_what_does_not_fit_the_surface_is_refused(values, problem):
 
 
 def test_a_model_audit_can_ask_for_face_similarity():
-    exp = Experiment.parse({"metrics": [{"name": "accuracy"}, {"name": "face"}]})
+    exp = Experiment.parse(
+        {"metrics": [{"name": name} for name in ("verification", "accuracy", "face")]}
+    )
     assert exp.needs("embedder")
     assert not Experiment.parse({}).needs("embedder")

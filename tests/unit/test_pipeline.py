@@ -70,7 +70,10 @@ def test_steps_are_shared_between_experiments(finished):
         if name.is_dir()
     }
     # Two targets and two evaluators; scores of two attacks and, for each target, of one baseline.
-    assert made == {"split": 1, "target": 4, "prior": 1, "attack": 2, "prior_only": 1, "scores": 4}
+    assert made == {
+        "split": 1, "target": 4, "verifier": 2, "prior": 1, "attack": 2, "prior_only": 1,
+        "scores": 4,
+    }  # fmt: skip
 
 
 def test_a_second_run_computes_nothing(finished):
@@ -482,12 +485,12 @@ def test_a_model_audit_measures_face_similarity_with_an_embedder_of_public_peopl
     config = TOY | {
         "data": TOY["data"] | {"public_identities": 8, "public_images": 4},
         "embedder": {"model": "resnet", "epochs": 1, "options": {"width": 4, "depth": 1}},
-        "metrics": [{"name": "accuracy"}, {"name": "face"}],
+        "metrics": [{"name": "verification"}, {"name": "accuracy"}, {"name": "face"}],
     }
     assert problems(experiments(config)) == []
     done = run_all(config, Store(tmp_path))
     (audit,) = done.audits
     assert audit.embedder.classes == audit.split.public.names
     assert audit.rows.columns["similarity"].shape == audit.reconstructions.images.shape[:2]
-    assert [score.name for score in audit.controls.headline] == ["top1_1", "top1_2"]
+    assert [score.name for score in audit.controls.headline] == [audit.controls.deciding]
     assert "face_similarity" in summary(done)["audits"][0]["scores"]
