@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from frostglass.core.errors import ConfigError
+from frostglass.data._looks import LOOKS
 from frostglass.data._people import ATTRIBUTES, traits
 from frostglass.data.faces import PUBLIC_START, Faces, photograph
 
@@ -31,7 +32,7 @@ def test_ten_thousand_people_are_distinct():
     assert len(pixels.flatten(1).unique(dim=0)) == 10_000
     shape = torch.stack(
         [
-            traits(0, who)[name]
+            traits(0, who, LOOKS["same"])[name]
             for name in ("width", "height", "jaw", "eye_gap", "nose_width", "mouth_width")
         ],
         1,
@@ -83,7 +84,42 @@ def test_private_and_public_people_never_overlap():
     assert Faces(identities=5, images=3, public_identities=7).counts() == (5, 15, 14)
 
 
-@pytest.mark.parametrize("bad", [{"size": 8}, {"size": 256}, {"identities": 1}, {"images": 2}])
+# Of the first photos of four private and four public people, before public people had a style.
+MEANS = (113.19, 85.92, 138.5, 107.13, 123.69, 147.37, 170.5, 120.12)
+SPREADS = (58.72, 48.8, 48.2, 33.78, 37.23, 47.14, 48.04, 45.6)
+
+
+def test_by_default_public_people_are_drawn_as_private_ones_and_as_ever():
+    people = {"identities": 4, "images": 3, "public_identities": 4, "public_images": 1}
+    private, public = Faces(**people).tables()
+    images = torch.cat([private.pixels[::3], public.pixels]).float().flatten(1)
+    assert images.mean(1).tolist() == pytest.approx(MEANS, abs=0.02)
+    assert images.std(1).tolist() == pytest.approx(SPREADS, abs=0.02)
+    assert torch.equal(Faces(**people, public_style="same").tables()[1].pixels, public.pixels)
+
+
+def test_another_style_changes_public_people_only():
+    people = {"identities": 4, "images": 3, "public_identities": 1000, "public_images": 1}
+    private, public = Faces(**people).tables()
+    alike, other = Faces(**people, public_style="other").tables()
+    assert torch.equal(alike.pixels, private.pixels)
+    assert other.names == public.names
+    assert set(other.sources).isdisjoint(public.sources)
+    share, other_share = (table.attributes.float().mean(0) for table in (public, other))
+    gap = dict(zip(ATTRIBUTES, (other_share - share).tolist(), strict=True))
+    assert gap["blond_hair"] < -0.08
+    assert gap["long_hair"] > 0.08
+    assert gap["beard"] < -0.08
+    # Warmer and darker towards the corners, and still faces: skin is in the middle.
+    corner = other.pixels[..., :6, :6].float().mean((0, 2, 3))
+    assert (corner < public.pixels[..., :6, :6].float().mean((0, 2, 3)) - 20).all()
+    middle = other.pixels[..., 14:22, 12:20].float().mean((0, 2, 3))
+    assert middle[0] > middle[1] > middle[2]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"size": 8}, {"size": 256}, {"identities": 1}, {"images": 2}, {"public_style": "old"}]
+)
 def test_bad_parameters(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Faces(**bad)

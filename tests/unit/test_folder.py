@@ -189,7 +189,9 @@ def test_names_that_are_not_text_are_refused(album):
 def test_bad_folder_parameters_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="channels: expected 1 or 3, got 2"):
         folder(tmp_path, channels=2)
-    with pytest.raises(ConfigError, match="crop: expected 'centre' or 'none', got 'center'"):
+    with pytest.raises(
+        ConfigError, match="crop: expected 'centre', 'face' or 'none', got 'center'"
+    ):
         folder(tmp_path, crop="center")
     with pytest.raises(ConfigError, match="public: required, and not given"):
         Folder(private=tmp_path)

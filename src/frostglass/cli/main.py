@@ -222,10 +222,24 @@ def report(
     out: Annotated[
         Path, typer.Option("--out", help="The HTML file to write; its JSON goes beside it.")
     ] = Path("report.html"),
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="FORMAT",
+            help="Print a table instead, markdown or csv: means over seeds, with intervals.",
+        ),
+    ] = None,
     redact: RedactOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML file, and its JSON, from finished runs of either surface."""
+    if table is not None:
+        from frostglass.report.load import read_run
+        from frostglass.report.seeds import seed_table
+
+        print(seed_table([read_run(folder) for folder in runs], table), end="")
+        return
     from frostglass.report.build import build_report
 
     path = build_report(runs, out, redact=redact)

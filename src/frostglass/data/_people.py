@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frostglass.data._looks import Look
+
 ATTRIBUTES = (
     "glasses", "sunglasses", "beard", "moustache", "bald", "long_hair", "fringe", "curly_hair",
     "blond_hair", "grey_hair",
@@ -27,14 +29,12 @@ HAIR = {
     "grey": (0.60, 0.60, 0.62),
     "white": (0.92, 0.92, 0.92), "blue": (0.20, 0.35, 0.75), "pink": (0.92, 0.42, 0.62),
 }  # fmt: skip
-HAIR_SHARE = (0.20, 0.15, 0.15, 0.08, 0.10, 0.13, 0.04, 0.07, 0.03, 0.025, 0.025)
 IRIS = (
     (0.22, 0.13, 0.07), (0.35, 0.22, 0.10), (0.30, 0.42, 0.25), (0.25, 0.45, 0.68),
     (0.45, 0.52, 0.58),
 )  # fmt: skip
 EARRINGS = ((0.95, 0.80, 0.30), (0.90, 0.92, 0.95))
 STYLES = ("bald", "crop", "side", "bob", "long", "afro")
-STYLE_SHARE = (0.10, 0.24, 0.18, 0.16, 0.20, 0.12)
 FRAMES = (
     (0.06, 0.06, 0.07), (0.50, 0.12, 0.10), (0.15, 0.22, 0.50), (0.78, 0.62, 0.25),
     (0.90, 0.90, 0.92),
@@ -95,11 +95,11 @@ class TraitRng:
     def colour(self, name: str, low: float, high: float) -> Tensor:
         return torch.stack([self.uniform(f"{name}/{channel}", low, high) for channel in "rgb"], 1)
 
-    def muted(self, name: str) -> Tensor:
-        """A greyish colour of any brightness, for walls."""
+    def muted(self, name: str, look: Look) -> Tensor:
+        """A greyish colour, for walls."""
         return (
-            self.uniform(name + "/grey", 0.12, 0.88)[:, None]
-            + 0.5 * (self.colour(name, 0, 1) - 0.5)
+            self.uniform(name + "/grey", *look.wall)[:, None]
+            + look.wall_colour * (self.colour(name, 0, 1) - 0.5)
         ).clamp(0.02, 0.98)
 
 
@@ -118,13 +118,13 @@ def _lip(d: TraitRng, skin: Tensor, lipstick: Tensor) -> Tensor:
     return torch.where(lipstick[:, None] > 0, painted_lip, bare_lip)
 
 
-def traits(world: int, identity: Tensor) -> dict[str, Tensor]:
+def traits(world: int, identity: Tensor, look: Look) -> dict[str, Tensor]:
     """Return everything that stays the same in all photos of a person."""
     d = TraitRng.of(world, identity)
-    style, hair = d.choice("style", STYLE_SHARE), d.choice("hair", HAIR_SHARE)
-    tone = d.uniform("tone")
-    glasses = d.flip("glasses", 0.32)
-    beard_kind = d.choice("beard", (0.64, 0.14, 0.12, 0.10))  # none, full, goatee, stubble
+    style, hair = d.choice("style", look.styles), d.choice("hair", look.hair)
+    tone = d.uniform("tone", *look.tone)
+    glasses = d.flip("glasses", look.glasses)
+    beard_kind = d.choice("beard", look.beards)  # none, full, goatee, stubble
     has_chin_hair = ((beard_kind == 1) | (beard_kind == 2)).float()
     jitter = 0.10 * (d.colour("hair jitter", 0, 1) - 0.5)
     hair_colour = (torch.tensor(tuple(HAIR.values()))[hair] + jitter).clamp(0.03, 0.97)
@@ -134,24 +134,25 @@ def traits(world: int, identity: Tensor) -> dict[str, Tensor]:
         "skin": skin, "hair_colour": hair_colour, "style": style, "tone": tone,
         "iris": torch.tensor(IRIS)[d.choice("iris", (0.3, 0.25, 0.15, 0.2, 0.1))],
         "lip": _lip(d, skin, lipstick),
-        "width": d.bell("width", 0.475, 0.045), "height": d.bell("height", 0.63, 0.045),
-        "jaw": d.uniform("jaw", 0.05, 0.42),
+        "width": d.bell("width", *look.width), "height": d.bell("height", *look.height),
+        "jaw": d.uniform("jaw", *look.jaw),
         "square": d.uniform("square", 0.0, 0.40),
         "eye_gap": d.bell("eye gap", 0.205, 0.020), "eye_y": d.bell("eye y", -0.07, 0.025),
-        "eye_size": d.bell("eye size", 0.092, 0.014),
-        "eye_shape": d.uniform("eye shape", 0.45, 0.85), "eye_tilt": d.bell("eye tilt", 0.0, 0.12),
+        "eye_size": d.bell("eye size", *look.eye_size),
+        "eye_shape": d.uniform("eye shape", *look.eye_shape),
+        "eye_tilt": d.bell("eye tilt", 0.0, 0.12),
         "brow_y": d.bell("brow y", 0.155, 0.020),
-        "brow_thick": d.uniform("brow thick", 0.018, 0.055),
+        "brow_thick": d.uniform("brow thick", *look.brow_thick),
         "brow_tilt": d.bell("brow tilt", -0.05, 0.18),
         "nose_length": d.bell("nose length", 0.175, 0.032),
-        "nose_width": d.uniform("nose width", 0.055, 0.125),
+        "nose_width": d.uniform("nose width", *look.nose_width),
         "mouth_y": d.bell("mouth y", 0.335, 0.025),
-        "mouth_width": d.bell("mouth width", 0.155, 0.028),
+        "mouth_width": d.bell("mouth width", *look.mouth_width),
         "lip_thick": d.uniform("lip thick", 0.022, 0.060),
         "ear": d.uniform("ear", 0.07, 0.13),
         "hairline": d.bell("hairline", -0.36, 0.045), "parting": d.uniform("parting", -0.55, 0.55),
         "volume": d.uniform("volume", 0.05, 0.17),
-        "length": d.uniform("length", 0.55, 1.0), "curl": d.flip("curl", 0.35) * (style >= 2),
+        "length": d.uniform("length", 0.55, 1.0), "curl": d.flip("curl", look.curl) * (style >= 2),
         "fringe": d.flip("fringe", 0.30) * (style >= 1) * (style <= 4),
         "glasses": glasses, "sunglasses": glasses * d.flip("sunglasses", 0.22),
         "frame": torch.tensor(FRAMES)[d.choice("frame", (0.45, 0.15, 0.15, 0.15, 0.10))],
@@ -170,28 +171,31 @@ def traits(world: int, identity: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def moods(world: int, identity: Tensor, photo: Tensor) -> dict[str, Tensor]:
+def moods(world: int, identity: Tensor, photo: Tensor, look: Look) -> dict[str, Tensor]:
     """Return what changes between photos: pose, expression, light, clothes, background."""
     d = TraitRng.of(world, identity, photo)
-    angle = d.uniform("light angle", 0, 6.2832)
+    angle = d.uniform("light angle", *look.light_angle)
     return {
         "x": d.bell("x", 0.0, 0.105), "y": d.bell("y", 0.03, 0.085),
-        "zoom": d.bell("zoom", 1.10, 0.085), "roll": d.bell("roll", 0.0, 0.20),
+        "zoom": d.bell("zoom", *look.zoom), "roll": d.bell("roll", 0.0, 0.20),
         "yaw": d.bell("yaw", 0.0, 0.60), "pitch": d.bell("pitch", 0.0, 0.35),
         "smile": d.bell("smile", 0.25, 0.42), "open": (d.bell("open", 0.10, 0.45)).clamp(0, 1),
         "lids": d.bell("lids", 1.0, 0.13).clamp(0.55, 1.3),
         "gaze_x": d.bell("gaze x", 0, 0.35), "gaze_y": d.bell("gaze y", 0, 0.2),
         "brow_lift": d.bell("brow lift", 0.0, 0.018),
-        "light_x": angle.cos(), "light_y": angle.sin(), "light": d.uniform("light", 0.0, 0.60),
-        "exposure": d.bell("exposure", 0.98, 0.20),
-        "warmth": d.bell("warmth", 0.0, 0.11), "contrast": d.bell("contrast", 1.0, 0.13),
-        "back_a": d.muted("back a"), "back_b": d.muted("back b"),
+        "light_x": angle.cos(), "light_y": angle.sin(), "light": d.uniform("light", *look.light),
+        "exposure": d.bell("exposure", *look.exposure),
+        "warmth": d.bell("warmth", *look.warmth), "contrast": d.bell("contrast", *look.contrast),
+        "back_a": d.muted("back a", look), "back_b": d.muted("back b", look),
         "back_angle": d.uniform("back angle", 0, 6.2832),
         "blob_x": d.uniform("blob x", -1, 1), "blob_y": d.uniform("blob y", -1, 0.5),
-        "blob_r": d.uniform("blob r", 0.2, 0.8), "blob": d.muted("blob"),
+        "blob_r": d.uniform("blob r", 0.2, 0.8), "blob": d.muted("blob", look),
         "shirt": d.colour("shirt", 0.1, 0.9), "collar": d.flip("collar", 0.4),
-        "hat": d.flip("hat", 0.06), "hat_colour": d.colour("hat colour", 0.05, 0.9),
-        "grain": d.uniform("grain", 0.0, 0.012), "grain_seed": d.uniform("grain seed", 0, 50),
+        "hat": d.flip("hat", look.hat), "hat_colour": d.colour("hat colour", 0.05, 0.9),
+        "grain": d.uniform("grain", *look.grain), "grain_seed": d.uniform("grain seed", 0, 50),
+        "shelves": d.flip("shelves", look.shelves), "shelf": d.muted("shelf", look),
+        "shelf_gap": d.uniform("shelf gap", 0.35, 0.7), "shelf_y": d.uniform("shelf y", -1, 1),
+        "vignette": d.uniform("vignette", *look.vignette),
     }  # fmt: skip
 
 

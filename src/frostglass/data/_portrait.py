@@ -64,6 +64,7 @@ def draw(person: Values, mood: Values, size: int) -> Tensor:
     count = len(person["style"])
     canvas = Canvas(count, size)
     _background(canvas, m)
+    _some(mood["shelves"] > 0, _shelves, canvas, p, m, canvas.x, canvas.y)
     cos, sin = m["roll"].cos(), m["roll"].sin()
     dx, dy = canvas.x - m["x"], canvas.y - m["y"]
     u, v = (cos * dx + sin * dy) / m["zoom"], (-sin * dx + cos * dy) / m["zoom"]
@@ -108,6 +109,15 @@ def _background(c: Canvas, m: Values) -> None:
     c.paint(slope, m["back_b"])
     blob = ((c.x - m["blob_x"]) ** 2 + (c.y - m["blob_y"]) ** 2) / m["blob_r"] ** 2
     c.paint(0.6 * torch.exp(-2 * blob), m["blob"])
+
+
+def _shelves(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
+    """Paint boards, and upright things of alternating brightness that stand on them."""
+    place = (v - m["shelf_y"]) / m["shelf_gap"]
+    board = ((place - place.round()).abs() - 0.10) * m["shelf_gap"]
+    spines = 1 + 0.3 * torch.sin(u * 17 + 5 * place.floor() + 9 * m["shelf_y"])
+    c.paint(c.inside(-board) * 0.7, m["blob"][:, :, None, None] * spines[:, None])
+    c.paint(c.inside(board), m["shelf"])
 
 
 def _body(c: Canvas, p: Values, m: Values, u: Tensor, v: Tensor) -> None:
@@ -317,6 +327,7 @@ def _develop(c: Canvas, m: Values) -> Tensor:
     image = c.image
     falloff = 1 + 0.5 * m["light"] * (m["light_x"] * c.x + m["light_y"] * c.y)
     tint = torch.cat([1 + m["warmth"], torch.ones_like(m["warmth"]), 1 - m["warmth"]], 1)[..., None]
+    falloff = falloff * (1 - m["vignette"] * (c.x**2 + c.y**2))
     image = image * (falloff * m["exposure"])[:, None] * tint
     image = (image - 0.5) * m["contrast"][:, None] + 0.5
     wave = torch.sin(c.x * 1231.7 + c.y * 1847.3 + m["grain_seed"] * math.tau) * 43758.5453

@@ -8,7 +8,7 @@ from frostglass.core.method import Method
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape
 
-Crop = Literal["centre", "none"]
+Crop = Literal["centre", "face", "none"]
 
 
 class Dataset(Method):

@@ -1,6 +1,6 @@
 """The embedded world of procedural faces: no download, no real person."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -8,19 +8,24 @@ from torch import Tensor
 
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
+from frostglass.data._looks import LOOKS
 from frostglass.data._people import ATTRIBUTES, attributes, moods, traits
 from frostglass.data._portrait import draw
 from frostglass.data.base import Dataset, datasets
 
 EMBEDDER_WORLD = 2**31 - 1  # the people that the shipped embedder was trained on
+Style = Literal["same", "other"]
 PUBLIC_START = 1_000_000  # private people count from 0, public ones from here: they never overlap
 
 
-def photograph(world: int, identities: Tensor, photos: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def photograph(
+    world: int, identities: Tensor, photos: Tensor, size: int, style: Style = "same"
+) -> tuple[Tensor, Tensor]:
     """Draw photos of people: pixels uint8 (N, 3, size, size) and attributes bool (N, 17)."""
+    look = LOOKS[style]
     pixels, marks = [], []
     for who, shot in zip(identities.split(256), photos.split(256), strict=True):
-        person, mood = traits(world, who), moods(world, who, shot)
+        person, mood = traits(world, who, look), moods(world, who, shot, look)
         pixels.append(draw(person, mood, size).mul_(255).round_().to(torch.uint8))
         marks.append(attributes(person, mood))
     return torch.cat(pixels), torch.cat(marks)
@@ -42,6 +47,9 @@ class Faces(Dataset):
         first_identity: number of the first private person; another value gives other people.
         public_identities: public people, never the same as private ones.
         public_images: photos of each public person.
+        public_style: "same" draws public people as private ones; "other" draws another population
+            with another camera (hair, shapes, light, rooms), so that whatever learns from public
+            images (prior, embedder, first stage of training) learns from another distribution.
         world: seed of the whole world.
     """
 
@@ -53,6 +61,7 @@ class Faces(Dataset):
     first_identity: Annotated[int, Field(ge=0, lt=PUBLIC_START)] = 0
     public_identities: Annotated[int, Field(ge=2, le=PUBLIC_START)] = 4000
     public_images: Annotated[int, Field(ge=1, le=10_000)] = 2
+    public_style: Style = "same"
     world: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
     @property
@@ -74,19 +83,21 @@ class Faces(Dataset):
         return ATTRIBUTES
 
     def tables(self) -> tuple[Images, Images]:
-        private = self._table(self.first_identity, self.identities, self.images)
-        return private, self._table(PUBLIC_START, self.public_identities, self.public_images)
+        private = self._table(self.first_identity, self.identities, self.images, "same")
+        people = PUBLIC_START, self.public_identities, self.public_images
+        return private, self._table(*people, self.public_style)
 
-    def _table(self, first: int, identities: int, images: int) -> Images:
+    def _table(self, first: int, identities: int, images: int, style: Style) -> Images:
         labels = torch.arange(identities).repeat_interleave(images)
         photos = torch.arange(images).repeat(identities)
-        pixels, marks = photograph(self.world, labels + first, photos, self.size)
+        pixels, marks = photograph(self.world, labels + first, photos, self.size, style)
+        place = f"faces:{self.world}" + ("" if style == "same" else f":{style}")
         numbers = zip((labels + first).tolist(), photos.tolist(), strict=True)
         return Images(
             pixels=pixels,
             labels=labels,
             names=tuple(f"person {number}" for number in range(first, first + identities)),
-            sources=tuple(f"faces:{self.world}/{who}/{shot}" for who, shot in numbers),
+            sources=tuple(f"{place}/{who}/{shot}" for who, shot in numbers),
             attributes=marks,
             attribute_names=ATTRIBUTES,
         )

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple, NoReturn
 
@@ -42,7 +43,8 @@ class Folder(Dataset):
         public: folder of public people, or of images without identity.
         size: pixels a side.
         channels: 1 for grey, 3 for colour.
-        crop: "centre" cuts the largest centred square, "none" squeezes the whole image.
+        crop: "centre" cuts the largest centred square, "face" the middle of it (51 % of its side,
+            where an image of LFW shows the face), "none" squeezes the whole image.
         attributes: file with the attribute table.
     """
 
@@ -64,7 +66,7 @@ class Folder(Dataset):
         return len(private.names), len(private.files), len(public.files)
 
     def public_people(self) -> list[int]:
-        public = _catalogue(self.public)
+        public = catalogue(self.public)
         return [public.labels.count(label) for label in range(len(public.names))]
 
     def people(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -79,7 +81,7 @@ class Folder(Dataset):
         return private, public
 
     def most_of_one(self) -> int:
-        return max(Counter(_catalogue(self.private).labels).values())
+        return max(Counter(catalogue(self.private).labels).values())
 
     def files(self) -> list[Path]:
         private, public = self._catalogues()
@@ -107,11 +109,7 @@ class Folder(Dataset):
     def tables(self) -> tuple[Images, Images]:
         private, public = self._catalogues()
         for side in (private, public):
-            if side.others:  # warn only here: files are listed several times in a run
-                count, some = len(side.others), listed(side.others)
-                log.warning(
-                    "%s: skipped %d files without an image suffix: %s", side.root, count, some
-                )
+            side.warn_of_others()
         if not private.names:
             raise DataError(
                 f"{self.private} holds loose images: private images need one sub-folder per "
@@ -127,11 +125,11 @@ class Folder(Dataset):
             public.table(public_pixels, theirs, names),
         )
 
-    def _catalogues(self) -> tuple["_Catalogue", "_Catalogue"]:
-        return _catalogue(self.private), _catalogue(self.public)
+    def _catalogues(self) -> tuple["Catalogue", "Catalogue"]:
+        return catalogue(self.private), catalogue(self.public)
 
     def _attributes(
-        self, private: "_Catalogue", public: "_Catalogue"
+        self, private: "Catalogue", public: "Catalogue"
     ) -> tuple[tuple[str, ...], Tensor | None, Tensor | None]:
         """Names of the attributes, and values of private and public images, None if not given."""
         if self.attributes is None:
@@ -140,7 +138,9 @@ class Folder(Dataset):
         return table.names, *table.of(private.sources, public.sources)
 
 
-class _Catalogue(NamedTuple):
+class Catalogue(NamedTuple):
+    """The image files of one side, and whose they are: `labels` index `names`, -1 for nobody."""
+
     root: Path
     files: list[Path]
     labels: list[int]
@@ -150,6 +150,23 @@ class _Catalogue(NamedTuple):
     @property
     def sources(self) -> list[str]:
         return [file.relative_to(self.root).as_posix() for file in self.files]
+
+    def warn_of_others(self) -> None:
+        """Warn of skipped files; only when images are read: files are listed often in a run."""
+        if self.others:
+            count, some = len(self.others), listed(self.others)
+            log.warning("%s: skipped %d files without an image suffix: %s", self.root, count, some)
+
+    def of(self, people: Sequence[int], most: int | None = None) -> "Catalogue":
+        """Return the files of some people, the first `most` of each, with labels in that order."""
+        own: dict[int, list[Path]] = {label: [] for label in people}
+        for file, label in zip(self.files, self.labels, strict=True):
+            if label in own:
+                own[label].append(file)
+        groups = [group[:most] for group in own.values()]
+        files = [file for group in groups for file in group]
+        labels = [place for place, group in enumerate(groups) for _ in group]
+        return Catalogue(self.root, files, labels, [self.names[label] for label in people], [])
 
     def table(self, pixels: Tensor, attributes: Tensor | None, names: tuple[str, ...]) -> Images:
         return Images(
@@ -162,7 +179,7 @@ class _Catalogue(NamedTuple):
         )
 
 
-def _catalogue(root: Path) -> _Catalogue:
+def catalogue(root: Path) -> Catalogue:
     """List the image files of one side; there are no names if the folder is flat."""
     root = root.expanduser()
     if not root.is_dir():
@@ -187,7 +204,7 @@ def _catalogue(root: Path) -> _Catalogue:
             "them into an identity's folder."
         )
     if loose:
-        return _Catalogue(root, loose, [-1] * len(loose), [], others)
+        return Catalogue(root, loose, [-1] * len(loose), [], others)
 
     images = {
         folder.name: [file for file in files if _is_image(file)]
@@ -205,12 +222,12 @@ def _catalogue(root: Path) -> _Catalogue:
         )
     files = [file for group in images.values() for file in group]
     labels = [label for label, group in enumerate(images.values()) for _ in group]
-    return _Catalogue(root, files, labels, list(images), others)
+    return Catalogue(root, files, labels, list(images), others)
 
 
 def image_files(root: Path) -> list[Path]:
     """List every image file in a folder, loose or in sub-folders, by name."""
-    return _catalogue(root).files
+    return catalogue(root).files
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over identities: results must generalise to other people, not to draws."""
+"""Bootstrap intervals over people, and over seeds: a result must hold for others of both."""
 
 import torch
 from torch import Tensor
@@ -23,3 +23,26 @@ def interval(
     means = values[torch.randint(count, (resamples, count), generator=rng)].mean(1)
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.double))
     return low.item(), high.item()
+
+
+def interval_over_seeds(
+    values: Tensor, *, resamples: int = 2000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Return the bootstrap interval of the mean over people and seeds, values (S, I).
+
+    People are resampled with their means over seeds. If there are several seeds, their means are
+    resampled too, as deviations from the common mean, widened by √(S / (S - 1)): the deviations of
+    so few seeds are too small by that. All values 0, or all 1, give the exact bound over people.
+    """
+    values = values.double()
+    people, effects = values.mean(0), values.mean(1) - values.mean()
+    count, seeds = len(people), len(effects)
+    if seeds == 1 or bool((values == values[0, 0]).all()):
+        return interval(people, resamples=resamples, level=level, seed=seed)
+    rng = generator_for(seed, "bootstrap over seeds", count, seeds)
+    means = people[torch.randint(count, (resamples, count), generator=rng)].mean(1)
+    shifts = effects[torch.randint(seeds, (resamples, seeds), generator=rng)].mean(1)
+    means += shifts * (seeds / (seeds - 1)) ** 0.5
+    tail = (1 - level) / 2
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.double))
+    return max(low.item(), values.min().item()), min(high.item(), values.max().item())

@@ -181,7 +181,7 @@ class Limits:
             case Split():
                 private: dict[str, Any] = {
                     name: head(part, int((part.labels < self.people).sum()))
-                    for name in ("train", "validation", "test")
+                    for name in ("train", "validation", "test", "evaluators")
                     if (part := getattr(value, name))
                 }
                 return replace(value, **private, public=self.cut(value.public))
@@ -215,7 +215,8 @@ def blank_split(dataset: Dataset, fractions: Any) -> Split:
     test, validation = (
         max(1, round(each * share)) for share in (fractions.test, fractions.validation)
     )
-    train = max(2, private - classes * (test + validation))
+    others = max(1, round(each * fractions.evaluators)) if fractions.evaluators else 0
+    train = max(2, private - classes * (test + validation + others))
     strangers = dataset.public_people()
     whose = torch.arange(len(strangers)).repeat_interleave(torch.tensor(strangers).long())
     if len(whose) != public:
@@ -234,6 +235,9 @@ def blank_split(dataset: Dataset, fractions: Any) -> Split:
             "public",
             names if dataset.describes_public() else (),
         ),
+        evaluators=_blank(_labels(classes * others, classes), people, shape, "evaluators", names)
+        if others
+        else None,
     )
 
 

@@ -1,0 +1,187 @@
+"""One table of audits repeated with several seeds: means, with intervals over people and seeds."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frostglass.core.errors import ConfigError, DataError
+from frostglass.metrics._stats import interval_over_seeds
+from frostglass.report.load import AuditRows, Run
+
+CAPTION = (
+    "Mean over people and seeds, with the 95 % interval over both; accuracy with its range over "
+    "seeds. Verified: the deciding evaluator takes the reconstruction for the attacked person at a "
+    "false-accept rate of 1 % (strict: 0.1 %, or the finest supported). First: by each person's "
+    "first candidate; any: by any candidate. Top-1: a classifier of the private people ranks the "
+    "person first, which is not recognition."
+)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The mean of a share over people and seeds, and its limits."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """Audits that differ only in their seed; `notes` say what a reader must know."""
+
+    label: str
+    seeds: tuple[int, ...]
+    people: int
+    shares: Mapping[str, Share]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Audit:
+    """One audit of a run: its part of run.json and its rows."""
+
+    facts: Mapping[str, Any]
+    rows: AuditRows
+
+    def values(self, name: str, convention: str = "mean") -> Tensor:
+        """Return one value per person: of the first candidate, the best one, or the mean."""
+        values = self.rows.columns[name].double()
+        return {"first": values[:, 0], "any": values.amax(1), "mean": values.mean(1)}[convention]
+
+
+def seed_rows(runs: Sequence[Run]) -> list[SeedRow]:
+    """Return a row for each set of audits of models that differ only in their seed."""
+    groups: dict[tuple[str, str], list[_Audit]] = {}
+    for run in runs:
+        for key, audit in _audits(run):
+            groups.setdefault(key, []).append(audit)
+    titles = [label for _, label in groups]
+    return [
+        _row(label if titles.count(label) == 1 else f"{_name(settings)}: {label}", audits)
+        for (settings, label), audits in groups.items()
+    ]
+
+
+def _name(settings: str) -> str:
+    return str(json.loads(settings).get("name", "run"))
+
+
+def _audits(run: Run) -> Iterator[tuple[tuple[str, str], _Audit]]:
+    """Yield each audit of a run, with settings and label without the seed."""
+    settings = {key: value for key, value in run.document["settings"].items() if key != "seed"}
+    grid = settings.get("grid", {})
+    settings["grid"] = {key: value for key, value in grid.items() if key != "seed"}
+    for facts, rows in zip(run.document["audits"], run.rows, strict=True):
+        if facts["surface"] != "model":
+            raise DataError(
+                f"expected audits of models, got features ({facts['label']!r} of "
+                f"{run.document['name']!r}): give the runs of models alone"
+            )
+        parts = [part for part in facts["label"].split(", ") if part != f"seed={facts['seed']}"]
+        label = ", ".join(parts) or "audit"
+        yield (json.dumps(settings, sort_keys=True), label), _Audit(facts, rows)
+
+
+def _row(label: str, audits: Sequence[_Audit]) -> SeedRow:
+    audits = sorted(audits, key=lambda audit: audit.facts["seed"])
+    seeds = tuple(audit.facts["seed"] for audit in audits)
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise DataError(f"audit {label!r} has seed {twice} twice: give each run once")
+    if len({audit.rows.names for audit in audits}) > 1:
+        raise DataError(f"the seeds of audit {label!r} attack different people: run them again")
+    names = sorted(name for name in audits[0].rows.columns if name.startswith("top1_"))
+    deciding = [audit.facts["controls"]["deciding"] for audit in audits]
+    strict = [name.replace("verified", "strict") for name in deciding]
+    shares = {
+        "accuracy": _range([audit.facts["target"]["accuracy"]["test"] for audit in audits]),
+        "verified, first": _share(audits, deciding, "first"),
+        "verified, any": _share(audits, deciding, "any"),
+        "strict, first": _share(audits, strict, "first"),
+        **{
+            f"top-1, {audits[0].facts['evaluators'][int(name[5:]) - 1]['model']}": _share(
+                audits, [name] * len(audits), "mean"
+            )
+            for name in names
+        },
+        "verified, prior only": _baseline(audits, deciding),
+    }
+    return SeedRow(label, seeds, len(audits[0].rows.names), shares, _notes(audits))
+
+
+def _share(audits: Sequence[_Audit], names: Sequence[str], convention: str) -> Share:
+    pairs = zip(audits, names, strict=True)
+    values = torch.stack([audit.values(name, convention) for audit, name in pairs])
+    return Share(values.mean().item(), *interval_over_seeds(values))
+
+
+def _baseline(audits: Sequence[_Audit], names: Sequence[str]) -> Share:
+    """Return the same for draws of the prior, averaged over candidates."""
+    pairs = zip(audits, names, strict=True)
+    values = torch.tensor([audit.facts["prior_only"][name]["by_identity"] for audit, name in pairs])
+    return Share(values.mean().item(), *interval_over_seeds(values))
+
+
+def _range(values: Sequence[float]) -> Share:
+    return Share(sum(values) / len(values), min(values), max(values))
+
+
+def _notes(audits: Sequence[_Audit]) -> tuple[str, ...]:
+    """Say for which seeds an audit proves nothing, or shows that classifiers are fooled."""
+    controls = [audit.facts["controls"] for audit in audits]
+    counts = {
+        "vacuous": sum(bool(each["vacuous"]) for each in controls),
+        "classifiers fooled": sum(each["fooled"] for each in controls),
+    }
+    return tuple(
+        text if count == len(audits) else f"{text} with {count} of {len(audits)} seeds"
+        for text, count in counts.items()
+        if count
+    )
+
+
+def seed_table(runs: Sequence[Run], form: str) -> str:
+    """Return the table as Markdown with a caption, or as CSV with a column for each limit."""
+    forms = {"markdown": _markdown, "csv": _csv}
+    if form not in forms:
+        raise ConfigError(f"table: expected {' or '.join(forms)}, got {form!r}")
+    rows = seed_rows(runs)
+    columns = list(dict.fromkeys(name for row in rows for name in row.shares))
+    return forms[form](rows, columns)
+
+
+def _markdown(rows: Sequence[SeedRow], columns: Sequence[str]) -> str:
+    lines = [["audit", *columns, "seeds", "people", "notes"]]
+    lines.append(["---"] * len(lines[0]))
+    for row in rows:
+        cells = [str(row.shares[name]) if name in row.shares else "–" for name in columns]
+        seeds = ", ".join(map(str, row.seeds))
+        lines.append([row.label, *cells, seeds, str(row.people), "; ".join(row.notes) or "–"])
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*table, "", CAPTION, ""])
+
+
+def _csv(rows: Sequence[SeedRow], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    limits = [f"{name}{suffix}" for name in columns for suffix in ("", " low", " high")]
+    writer.writerow(["audit", *limits, "seeds", "people", "notes"])
+    for row in rows:
+        values: list[str] = []
+        for name in columns:
+            share = row.shares.get(name)
+            numbers = (share.value, share.low, share.high) if share else ("", "", "")
+            values += [f"{number:.6g}" if number != "" else "" for number in numbers]
+        seeds = " ".join(map(str, row.seeds))
+        writer.writerow([row.label, *values, seeds, row.people, "; ".join(row.notes)])
+    return text.getvalue()
