@@ -6,7 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from frostglass.attacks._search.descent import Descent, brief_pool
+from frostglass.attacks._search.augmented import AugmentedDescent
+from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.start import POOL_CHUNK, pool_latents
@@ -99,7 +100,7 @@ class StyleSpace:
 
 
 @parameters
-class StyleDescent(Descent):
+class StyleDescent(AugmentedDescent):
     """Base of the attacks that search among styles, from the best of a pool of draws.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.attacks._search.augmented import LOMMA
 from frostglass.attacks._search.ball import project_l1
 from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -131,7 +132,7 @@ class Ifgmi(Ppa):
     """
 
     title = "IF-GMI"
-    variants: ClassVar[Variants] = ADAPTIVE
+    variants: ClassVar[Variants] = {**LOMMA, **ADAPTIVE}
 
     candidates: AtLeastOne = 50
     trials: Count = 0

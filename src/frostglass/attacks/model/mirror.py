@@ -1,13 +1,15 @@
 """MIRROR by gradients."""
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.attacks._search.augmented import LOMMA
 from frostglass.attacks._search.box import Box
+from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.families import BoundedPoint, Family
 from frostglass.attacks._search.fields import AtLeastOne, Count, Positive, Share, Weight
 from frostglass.attacks._search.row_rng import RowRng
@@ -18,6 +20,7 @@ from frostglass.attacks._search.styled import (
     style_scores,
 )
 from frostglass.attacks.base import attacks
+from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -65,6 +68,7 @@ class Mirror(StyleDescent):
     """
 
     title = "MIRROR"
+    variants: ClassVar[Variants] = {**LOMMA, **ADAPTIVE}
 
     weight: Weight = 10.0
     lr: Annotated[float, Field(gt=0)] = 0.25

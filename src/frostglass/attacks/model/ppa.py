@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.attacks._search.augmented import LOMMA
 from frostglass.attacks._search.descent import ADAPTIVE, Beta
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -78,6 +79,7 @@ class Ppa(StyleDescent):
             {"milestones": (30, 40)},
         ),
         "w+": ("a style for each layer of a StyleGAN2", {"w_plus": True}),
+        **LOMMA,
         **ADAPTIVE,
     }
 
