@@ -159,7 +159,10 @@ def _feature_audit(
     controls = verdict(experiment, trial, control, evaluators=evaluators, references=references)
     split, facts = split_of(true), _release_facts(spec)
     measuring, verifiers = zip(*evaluators, strict=True)
-    return Audit(experiment, split, measuring, verifiers, embedder, trial, control, controls, facts)
+    return Audit(
+        experiment=experiment, split=split, evaluators=measuring, verifiers=verifiers,
+        embedder=embedder, trial=trial, control=control, controls=controls, facts=facts,
+    )  # fmt: skip
 
 
 def _release_facts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -287,7 +287,10 @@ def _model_audit(
         control = replace(trial, exposure=undefended, rows=hits)
     controls = verdict(experiment, trial, control, evaluators=evaluators, references=None)
     networks, verifiers = zip(*evaluators, strict=True)
-    return Audit(experiment, split, networks, verifiers, None, trial, control, controls)
+    return Audit(
+        experiment=experiment, split=split, evaluators=networks, verifiers=verifiers, embedder=None,
+        trial=trial, control=control, controls=controls,
+    )  # fmt: skip
 
 
 def page_of(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> Page:
