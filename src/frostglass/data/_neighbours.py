@@ -41,7 +41,7 @@ def descriptors(pixels: Tensor, *, mirrored: bool = False) -> Tensor:
     with brightness, contrast, colour and small shifts. A constant image has zeros.
     """
     vectors = []
-    for part in pixels.split(max(1, VALUES_AT_ONCE // max(1, pixels[0].numel()))):
+    for part in pixels.split(max(1, VALUES_AT_ONCE // math.prod(pixels.shape[1:]))):
         thumbs = _resized(grey(part.float() / 255), SIDE)[:, 0]
         vectors.append(_histograms(thumbs.flip(-1) if mirrored else thumbs))
     return torch.cat(vectors)
