@@ -5,6 +5,7 @@ import torch
 from benchmarks import (
     attack_step,
     bido_step,
+    copies,
     crafter,
     faces_rate,
     memory,
@@ -19,6 +20,7 @@ BENCHMARKS = (
     bido_step,
     crafter,
     faces_rate,
+    copies,
     memory,
 )
 

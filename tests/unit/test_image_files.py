@@ -1,17 +1,14 @@
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 from frostglass.core.errors import DataError
 from frostglass.data._images import (
     SUFFIXES,
     content_hashes,
-    fingerprints,
     read_image,
     read_images,
     resized,
@@ -254,75 +251,3 @@ def test_content_hashes_differ_with_pixels():
     assert first != third
     assert content_hashes(pixels.flip(0)) == [third, second, first]
     assert content_hashes(pixels.transpose(2, 3)) == [first, second, third]  # not contiguous
-
-
-def scene(count, size, seed):
-    """Face-like images: a shaded ground, an oval, two eyes and a mouth, placed at random."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def some(low, high):
-        return torch.empty(count, 1, 1).uniform_(low, high, generator=generator)
-
-    y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
-    image = some(60, 180) + some(-50, 50) * x + some(-50, 50) * y
-    for left, top, width, height in (
-        (0, 0, 0.6, 0.8),
-        (-0.25, -0.2, 0.12, 0.08),
-        (0.25, -0.2, 0.12, 0.08),
-        (0, 0.4, 0.3, 0.08),
-    ):
-        distance = ((x - left - some(-0.1, 0.1)) / (width * some(0.7, 1.3))) ** 2 + (
-            (y - top - some(-0.1, 0.1)) / (height * some(0.7, 1.3))
-        ) ** 2
-        image = image + some(-90, 90) * torch.sigmoid(8 * (1 - distance))
-    return image.clamp(0, 255).round().byte()[:, None]
-
-
-@pytest.mark.parametrize(("quality", "side"), [(75, 96), (75, 64), (90, 150)])
-def test_fingerprints_find_re_encoded_and_resized_copies(quality, side):
-    originals = scene(100, 96, seed=0)
-    copies = []
-    for original in originals:
-        stream = io.BytesIO()
-        Image.fromarray(original[0].numpy()).resize((side, side), Image.Resampling.LANCZOS).save(
-            stream, "JPEG", quality=quality
-        )
-        copies.append(
-            torch.from_numpy(
-                np.array(Image.open(stream).resize((96, 96), Image.Resampling.BILINEAR))
-            )[None]
-        )
-    likeness = (
-        fingerprints(resized(originals, 32)) * fingerprints(resized(torch.stack(copies), 32))
-    ).sum(1)
-    assert (likeness >= 0.995).float().mean() >= 0.95  # a few scenes have next to no contrast
-
-
-def test_fingerprints_ignore_brightness_contrast_and_colour():
-    grey = scene(10, 32, seed=1)
-    dim = (grey.float() * 0.5 + 20).byte()
-    likeness = (fingerprints(grey) * fingerprints(dim.expand(-1, 3, -1, -1))).sum(1)
-    assert likeness.min() > 0.999
-
-
-def test_fingerprints_of_different_scenes_are_apart():
-    likeness = fingerprints(scene(1500, 32, seed=2)) @ fingerprints(scene(1500, 32, seed=3)).T
-    assert 0.95 < likeness.max() < 0.992  # similar enough to be a test at all
-
-
-def test_fingerprint_is_the_correlation_of_thumbnails_without_quadratic_shading():
-    pixels = scene(2, 48, seed=4)
-    thumbs = F.avg_pool2d(pixels.double(), 3).flatten(1).numpy()
-    x, y = np.tile(np.arange(16), 16), np.repeat(np.arange(16), 16)
-    shading = np.stack([np.ones(256), x, y, x * y, x**2, y**2], 1)
-    one, two = (thumb - shading @ np.linalg.lstsq(shading, thumb)[0] for thumb in thumbs)
-    assert (fingerprints(pixels)[0] @ fingerprints(pixels)[1]).item() == pytest.approx(
-        np.corrcoef(one, two)[0, 1], abs=1e-5
-    )
-    assert fingerprints(pixels).norm(dim=1).tolist() == pytest.approx([1, 1])
-
-
-def test_flat_images_match_nothing():
-    flat = torch.full((2, 1, 32, 32), 128, dtype=torch.uint8)
-    flat[1] = torch.arange(0, 64, 2).byte()  # a gradient
-    assert (fingerprints(flat) == 0).all()

@@ -8,6 +8,7 @@ from torch import nn
 
 from frostglass.core.errors import CheckpointError, ConfigError, DataError, RunError
 from frostglass.core.method import AuditSize
+from frostglass.core.prior import UNKNOWN
 from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.base import check_unseen
 from frostglass.priors.pretrained import Pretrained, embedded
@@ -124,6 +125,14 @@ def test_file_round_trip_and_half_precision(tmp_path):
     assert (tmp_path / "half.safetensors").stat().st_size < 0.7 * (
         tmp_path / "full.safetensors"
     ).stat().st_size
+
+
+def test_a_prior_of_images_without_identities_does_not_know_whom_it_saw(tmp_path):
+    """An audit warns if the prior's info has this fact."""
+    flat = replace(PUBLIC, names=(), labels=torch.full_like(PUBLIC.labels, -1))
+    write_prior(SMALL.train(flat, None, seed=0, work=NoWork()), tmp_path / "p.safetensors")
+    assert read_prior(tmp_path / "p.safetensors").info["seen_identities"] == UNKNOWN
+    assert "seen_identities" not in SMALL.train(PUBLIC, None, seed=0, work=NoWork()).info
 
 
 def test_a_prior_file_is_read_strictly(tmp_path):

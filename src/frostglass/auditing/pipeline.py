@@ -85,6 +85,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     networks only. One exception says so by its name: a prior that completes hints is given a
     degraded image of each person.
     """
+    exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
     split = store.step(
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
@@ -92,7 +93,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     _examine_given(exp, store, split)
     evaluators = tuple(
         evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
-        for number, config in enumerate(usable(exp.evaluators, exp.data))
+        for number, config in enumerate(exp.evaluators)
     )
     verifiers = tuple(
         store.step(VERIFIER, None, evaluator=network, split=split, seed=0) for network in evaluators

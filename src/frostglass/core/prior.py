@@ -11,7 +11,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.types import Shape
 from frostglass.runtime.device import device_of
 
-# info["seen_identities"] of generators trained elsewhere
+# info["seen_identities"] of generators trained elsewhere, or on images without identities
 UNKNOWN = (
     "unknown: nobody can check whether the attacked people are among those this generator was "
     "trained on"

@@ -1,161 +1,113 @@
-"""Near copies between two sets of images: candidates by an index, verified by alignment."""
+"""Near copies between two sets of images: found by a descriptor, confirmed by alignment."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.data._images import fingerprints
+from frostglass.data._alignment import (
+    SMOOTHING,
+    align,
+    blurred,
+    brightened,
+    colour,
+    equally_blurred,
+    gains,
+    grey,
+    interior,
+    structure,
+    warped,
+)
+from frostglass.data._neighbours import Neighbours, descriptors, thumbnails
 
-SIDE = 24  # pixels a side of the images that are compared
-CANDIDATES = 4  # nearest public images of each private one, each way it is looked at
-PROBES = 8  # cells of the index that are searched for an image
-STEPS = 6  # of the alignment
-ALIKE = 0.985
-GAINS = (1.0, 1.15, 1.3, 1.5)
-LUMA = (0.299, 0.587, 0.114)
-ZOOM = 0.9
-ROWS_AT_ONCE = 1024
+CANDIDATES = 2  # public images compared with each private one, and with its mirror image
+PAIRS_AT_ONCE = 512
+SIMILAR = 0.8  # cosine of two descriptors, below which images are not compared
+# Pairs are aligned at a coarse size first, where most turn out to differ.
+COARSE_SIDE, COARSE_STEPS = 16, 4
+ROUGH_FIT, ROUGH_COLOUR = 0.92, 0.6
+FINE_SIDE, FINE_ROUNDS, FINE_STEPS = 48, 2, 2
+# Limits of a copy. Colours say much: where an image is grey, structure has to say more.
+STRUCTURE, COLOUR = 0.95, 0.85
+GREY_STRUCTURE = 0.98
+
+
+class Pair(NamedTuple):
+    """A private and a public image that are similar, and how much."""
+
+    row: int
+    match: int
+    structure: float
+    colour: float | None  # None if an image is grey
+
+    @property
+    def copied(self) -> bool:
+        if self.colour is None:
+            return self.structure >= GREY_STRUCTURE
+        return self.structure >= STRUCTURE and self.colour >= COLOUR
 
 
 def near_copies(private: Tensor, public: Tensor) -> list[tuple[int, int]]:
-    """Return rows of private images that are near copies of a public one, with the best match."""
-    best: dict[int, tuple[float, int]] = {}
-    ours, theirs = thumbnails(private), thumbnails(public)
-    for row, match, alike in _verified(ours, theirs, *_candidates(ours, theirs)):
-        if alike >= ALIKE and alike > best.get(row, (0.0, 0))[0]:
-            best[row] = (alike, match)
-    return [(row, best[row][1]) for row in sorted(best)]
+    """Return rows of private images that are near copies of a public one, with the best match.
+
+    It finds mirrored, cropped, slightly shifted or rotated, grey, brighter, re-encoded and resized
+    copies; docs/audit-a-model.md says how many of each. Another photo of the same moment is not
+    a copy. Images uint8 (N, C, H, W) of any size; time grows with the square root of the number of
+    public images.
+    """
+    best: dict[int, Pair] = {}
+    for pair in similar_pairs(private, public):
+        if pair.copied and (pair.row not in best or pair.structure > best[pair.row].structure):
+            best[pair.row] = pair
+    return [(row, best[row].match) for row in sorted(best)]
 
 
-def thumbnails(pixels: Tensor) -> Tensor:
-    """Return images as float32 (N, C, SIDE, SIDE) in [0, 1]."""
-    size = (SIDE, SIDE)
-    return torch.cat(
-        [
-            F.interpolate(
-                part.float() / 255, size=size, mode="bilinear", antialias=True, align_corners=False
-            )
-            for part in pixels.split(ROWS_AT_ONCE)
-        ]
-    )
+def similar_pairs(private: Tensor, public: Tensor) -> Iterator[Pair]:
+    """Compare each private image with the most similar public ones; yield pairs that fit."""
+    index = Neighbours(descriptors(public))
+    for mirrored in (False, True):
+        cosines, matches = index.nearest(descriptors(private, mirrored=mirrored), CANDIDATES)
+        rows, ranks = (cosines >= SIMILAR).nonzero(as_tuple=True)
+        found = matches[rows, ranks]
+        for some in torch.arange(len(rows)).split(PAIRS_AT_ONCE):
+            x, y = private[rows[some]], public[found[some]]
+            yield from _compared(x.flip(-1) if mirrored else x, y, rows[some], found[some])
 
 
-def zoomed(images: Tensor) -> Tensor:
-    grid = F.affine_grid(
-        torch.tensor([[[ZOOM, 0, 0], [0, ZOOM, 0.0]]]).expand(len(images), 2, 3),
-        list(images.shape),
-        align_corners=False,
-    )
-    return F.grid_sample(images, grid, align_corners=False)
+def _compared(x: Tensor, y: Tensor, rows: Tensor, matches: Tensor) -> Iterator[Pair]:
+    """Align images x and y, uint8 (N, C, H, W), and compare those that fit roughly."""
+    fit, warp = _rough_fit(x, y)
+    if not len(fit):
+        return
+    side = min(FINE_SIDE, max(x.shape[-2:]))
+    x, y = thumbnails(x[fit], side), thumbnails(y[fit], side)
+    for _ in range(FINE_ROUNDS):  # brightness and position depend on each other
+        first, second, _ = gains(*_moved(x, y, warp))
+        a, b = brightened(x, first), brightened(y, second)
+        warp = align(grey(a), grey(b), warp, FINE_STEPS)
+    a, b, weight = _moved(a, b, warp)
+    a, b = (blurred(each, SMOOTHING) for each in equally_blurred(a, b, weight))
+    columns = (rows[fit], matches[fit], structure(a, b, weight), *colour(a, b, weight))
+    for row, match, value, cosine, both in zip(*(each.tolist() for each in columns), strict=True):
+        yield Pair(row, match, value, cosine if both else None)
 
 
-def descriptor(images: Tensor) -> Tensor:
-    return fingerprints(images * 255)
+def _rough_fit(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which pairs are worth a closer look at a larger size, and the warps of these."""
+    x, y = thumbnails(x, COARSE_SIDE), thumbnails(y, COARSE_SIDE)
+    cosine, both = colour(x, y, interior(COARSE_SIDE).expand(len(x), 1, -1, -1))
+    fit = (~both | (cosine >= ROUGH_COLOUR)).nonzero().flatten()
+    if not len(fit):
+        return fit, torch.empty(0, 2, 3)
+    x, y = grey(x[fit]), grey(y[fit])
+    warp = align(x, y, torch.eye(2, 3).repeat(len(x), 1, 1), COARSE_STEPS)
+    _, _, value = gains(*_moved(x, y, warp))
+    good = value >= ROUGH_FIT
+    return fit[good], warp[good]
 
 
-def _candidates(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rows, matches, flipped"""
-    rows, matches, flips = [], [], []
-    near_t = descriptor(theirs)
-    zoom_t = descriptor(zoomed(theirs))
-    for flip in (False, True):
-        mine = ours.flip(-1) if flip else ours
-        near, zoom = descriptor(mine), descriptor(zoomed(mine))
-        for a, b in ((near, near_t), (zoom, near_t), (near, zoom_t)):
-            found = nearest(a, b)
-            rows.append(torch.arange(len(ours))[:, None].expand_as(found).flatten())
-            matches.append(found.flatten())
-            flips.append(torch.full_like(matches[-1], flip))
-    table = torch.stack([torch.cat(rows), torch.cat(matches), torch.cat(flips)], 1)
-    table = table[table[:, 1] >= 0].unique(dim=0)
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
-def nearest(queries: Tensor, points: Tensor) -> Tensor:
-    return torch.cat(
-        [
-            (q @ points.T).topk(min(CANDIDATES, len(points)), 1).indices
-            for q in queries.split(ROWS_AT_ONCE)
-        ]
-    )
-
-
-def _verified(
-    ours: Tensor, theirs: Tensor, rows: Tensor, matches: Tensor, flips: Tensor
-) -> Iterator[tuple[int, int, float]]:
-    for part in torch.arange(len(rows)).split(ROWS_AT_ONCE):
-        x = ours[rows[part]]
-        x = torch.where(flips[part].bool()[:, None, None, None], x.flip(-1), x)
-        alike = likeness(x, theirs[matches[part]])
-        yield from zip(rows[part].tolist(), matches[part].tolist(), alike.tolist(), strict=True)
-
-
-def luma(images: Tensor) -> Tensor:
-    """(N, 1, H, W)"""
-    if images.shape[1] == 1:
-        return images
-    return (images * torch.tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
-
-
-def likeness(x: Tensor, y: Tensor) -> Tensor:
-    """Correlation of y with x, aligned, at the best gain."""
-    warp = align(luma(x), luma(y))
-    moved, inside = warped(x, warp)
-    best = torch.zeros(len(x))
-    for gain in GAINS:
-        best = torch.maximum(best, correlation(luma((moved * gain).clamp(max=1)), luma(y), inside))
-        best = torch.maximum(best, correlation(luma(moved), luma((y * gain).clamp(max=1)), inside))
-    return best
-
-
-def warped(x: Tensor, warp: Tensor) -> tuple[Tensor, Tensor]:
-    grid = F.affine_grid(warp, list(x.shape), align_corners=False)
-    inside = (grid.abs() <= 1).all(-1).float().flatten(1)
-    return F.grid_sample(x, grid, padding_mode="border", align_corners=False), inside
-
-
-def align(x: Tensor, y: Tensor) -> Tensor:
-    """Gauss-Newton."""
-    count, _, side, _ = x.shape
-    warp = torch.eye(2, 3).repeat(count, 1, 1)
-    axis = (torch.arange(side) + 0.5) / side * 2 - 1
-    v, u = (g.flatten() for g in torch.meshgrid(axis, axis, indexing="ij"))
-    basis = torch.stack([u, v, torch.ones_like(u)])  # (3, n)
-    target = y.flatten(1)
-    for _ in range(STEPS):
-        moved, inside = warped(x, warp)
-        slope_y, slope_x = torch.gradient(moved[:, 0], spacing=2 / side, dim=(1, 2))
-        columns = torch.cat(
-            [
-                moved.flatten(2),
-                torch.ones(count, 1, side * side),
-                slope_x.flatten(1)[:, None] * basis,
-                slope_y.flatten(1)[:, None] * basis,
-            ],
-            1,
-        )  # (N, 8, n)
-        weighted = columns * inside[:, None]
-        system = weighted @ columns.transpose(1, 2) + 1e-4 * torch.eye(8)
-        answer = torch.linalg.solve(system, (weighted @ target[:, :, None]))[..., 0]
-        gain = answer[:, :1].clamp(min=0.2)
-        # The gradient is of the warped image, so the step composes with the warp.
-        step = (answer[:, 2:] / gain).view(count, 2, 3).clamp(-0.1, 0.1)
-        warp = compose(warp, step)
-    return warp
-
-
-def compose(warp: Tensor, step: Tensor) -> Tensor:
-    """warp(u + step(u))"""
-    linear = warp[:, :, :2]
-    return warp + linear @ step
-
-
-def correlation(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    x, y = x.flatten(1), y.flatten(1)
-    total = weight.sum(1, keepdim=True).clamp(min=1)
-    x = (x - (x * weight).sum(1, keepdim=True) / total) * weight
-    y = (y - (y * weight).sum(1, keepdim=True) / total) * weight
-    value = (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)).clamp(min=1e-6)
-    return value * (total[:, 0] > 0.6 * x.shape[1])
+def _moved(x: Tensor, y: Tensor, warp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return warped images x, images y, and where to compare them, (N, 1, H, W)."""
+    x, inside = warped(x, warp)
+    return x, y, inside * interior(x.shape[-1])

@@ -126,31 +126,3 @@ def content_hashes(pixels: Tensor) -> list[str]:
         hashlib.blake2b(image, digest_size=16).hexdigest()
         for image in np.ascontiguousarray(pixels.numpy())
     ]
-
-
-THUMB = 16  # pixels a side
-FLAT = 2.0  # levels of 255
-
-
-def fingerprints(pixels: Tensor) -> Tensor:
-    """Return a unit vector per image, (N, 256): its 16 x 16 grey thumbnail without smooth shading.
-
-    The inner product of two is a correlation, to which lighting alone contributes nothing. It
-    survives re-encoding, resizing and changes of brightness and contrast, but not cropping or
-    mirroring. An image that is little more than shading gets zeros and matches nothing.
-    """
-    shading = _shading()
-    vectors = []
-    for part in pixels.split(4096):
-        thumbs = F.adaptive_avg_pool2d(part.float().mean(1, keepdim=True), THUMB).flatten(1)
-        thumbs = thumbs - thumbs @ shading @ shading.T
-        lengths = thumbs.norm(dim=1, keepdim=True)
-        vectors.append(thumbs / lengths.clamp(min=1) * (lengths > FLAT * THUMB))
-    return torch.cat(vectors)
-
-
-def _shading() -> Tensor:
-    """Return an orthonormal basis of the quadratic surfaces over a thumbnail, (256, 6)."""
-    y, x = torch.meshgrid(*[torch.linspace(-1, 1, THUMB)] * 2, indexing="ij")
-    surfaces = torch.stack([torch.ones_like(x), x, y, x * y, x * x, y * y])
-    return torch.linalg.qr(surfaces.flatten(1).T).Q

@@ -86,7 +86,7 @@ class Embedder:
     def files(self) -> list[Path]:
         """List the files this configuration reads."""
         library = self.source.partition(":")[0]
-        if self.trained:
+        if self.source in ("", PUBLIC):
             return self.training.files()
         if self.source == SHIPPED:
             return [SHIPPED_WEIGHTS]

@@ -4,7 +4,7 @@ import hashlib
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frostglass.core.errors import CheckpointError, DataError
 from frostglass.core.method import Method
-from frostglass.core.prior import Prior
+from frostglass.core.prior import UNKNOWN, Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape
 from frostglass.core.views import Capability, ModelView
@@ -69,9 +69,15 @@ class PriorMethod(Method):
         work: Work | None = None,
         device: torch.device | None = None,
     ) -> Prior:
-        """Return the prior; a stopped training resumes from `work` with the same result."""
+        """Return the prior; a stopped training resumes from `work` with the same result.
+
+        If public images have no identities, `Prior.info` says that whom it saw is unknown.
+        """
         work, device = work or Work.scratch(), device or default_device()
-        return self.fit(PriorTask(public, view, base, seed, work, device))
+        prior = self.fit(PriorTask(public, view, base, seed, work, device))
+        if self.ready or public.names:
+            return prior
+        return replace(prior, info={**prior.info, "seen_identities": UNKNOWN})
 
     @abstractmethod
     def fit(self, task: PriorTask) -> Prior:
