@@ -221,8 +221,8 @@ def _weak_target(target: Target) -> str:
         return ""
     return (
         f"the target classifies only {accuracy:.0%} of {target.tested_on} correctly, where "
-        f"guessing gives {chance:.0%}: there is nothing in it to leak. Check that its classes are in the "
-        "order of the people's names."
+        f"guessing gives {chance:.0%}: there is nothing in it to leak. Check that its classes are "
+        "in the order of the people's names."
     )
 
 

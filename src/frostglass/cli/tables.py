@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from frostglass.auditing.expand import NO_GRID
-from frostglass.report.labels import model_name, tested_on
+from frostglass.report.labels import accuracy_images, model_name
 
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
@@ -59,7 +59,7 @@ def print_scores(facts: dict[str, Any]) -> None:
     print("evaluator N: share of people whose reconstructions it assigns to them (top-1)")
     _print_accuracy("evaluators' own accuracy", facts["evaluators"])
     if surface == "model":
-        _print_accuracy("accuracy", [audit["target"] for audit in facts["audits"]], shown=False)
+        _print_accuracy("accuracy", [audit["target"] for audit in facts["audits"]], values=False)
         print("prior only: the same for draws of the prior; target: by the target itself")
     else:
         same, different = (
@@ -88,15 +88,15 @@ def _title(audit: dict[str, Any]) -> str:
     return model_name(defenses, given=audit["target"]["given"])
 
 
-def _print_accuracy(title: str, models: Sequence[dict[str, Any]], *, shown: bool = True) -> None:
+def _print_accuracy(title: str, models: Sequence[dict[str, Any]], *, values: bool = True) -> None:
     """Say on which images accuracy was measured: given models may have been trained on them."""
     for given in (False, True):
         some = [each for each in models if each["accuracy"] and each.get("given", False) is given]
-        values = ", ".join(f"{each['model']} {each['accuracy']['test']:.1%}"
-                           for each in some if shown)  # fmt: skip
+        shown = [f"{each['model']} {each['accuracy']['test']:.1%}" for each in some if values]
         note = ", which a given model may have been trained on" if given else ""
+        ending = f": {', '.join(shown)}" if shown else ""
         if some:
-            print(f"{title} on {tested_on(given=given)}{note}{': ' if values else ''}{values}")
+            print(f"{title} on {accuracy_images(given=given)}{note}{ending}")
 
 
 def _model_row(audit: dict[str, Any], evaluators: Sequence[int]) -> Row:
