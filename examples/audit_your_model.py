@@ -16,6 +16,7 @@ def main(people: int = 12, steps: int = 120) -> float:
     split = fg.make_split(data, test_fraction=0.2, validation_fraction=0.1, seed=0)
     model = fg.train_target(fg.Training(model="cnn", epochs=20, lr=2e-3), split).module  # yours
     target = fg.wrap(model, classes=split.classes, image_shape=split.train.shape)
+    target = fg.examine(target, split)  # is it the model that was meant?
     settings = fg.Training(model="resnet", options={"width": 16, "depth": 1}, epochs=24, lr=3e-3)
     evaluator = fg.train_target(settings, split)
 

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -190,6 +191,15 @@ def test_bad_weights_are_refused_before_any_work(here, write, message):
     assert not (here / ".frostglass").exists()
 
 
+def test_an_order_of_classes_is_checked_by_the_folders_names(here):
+    save_weights(cnn(), here / "w")
+    order = 'target.classes=["private 0", "private 2", "private 3"]'
+    for command in ("check", "run"):
+        line = error_of(frostglass(command, "own.toml", *changed("target.weights=w", order)))
+        assert line.startswith("target: classes: expected the names of the 3 people, each once")
+        assert line.endswith("got 3 without 'private 1' and with the unknown 'private 3'")
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -228,7 +238,21 @@ def test_a_run_that_diverges_says_where(here, settings, message):
     assert not (here / "runs").exists()
 
 
-def test_a_good_folder_and_a_model_of_the_users_own(here):
+def learn(net, photos):
+    """Train a network on the private photos, as a user did before an audit."""
+    people = sorted((photos / "private").iterdir())
+    files = [(label, path) for label, folder in enumerate(people) for path in folder.iterdir()]
+    pixels = [np.asarray(Image.open(path), np.float32).transpose(2, 0, 1) for _, path in files]
+    seen, labels = torch.from_numpy(np.stack(pixels)) / 255, torch.tensor([n for n, _ in files])
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.003)
+    for _ in range(300):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(seen), labels).backward()
+        optimizer.step()
+    assert (net(seen).argmax(1) == labels).float().mean() > 0.9
+
+
+def test_a_good_folder_and_a_model_of_the_users_own(here, photos):
     """From images and a module that only the user has, called as a user does, to a report."""
     (here / "mynet.py").write_text(
         "from torch import nn\n\n"
@@ -236,8 +260,10 @@ def test_a_good_folder_and_a_model_of_the_users_own(here):
         "    first, last = nn.Linear(3 * 16 * 16, hidden), nn.Linear(hidden, classes)\n"
         "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)\n"
     )
+    torch.manual_seed(0)
     layers = torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3)
     net = torch.nn.Sequential(torch.nn.Flatten(), *layers)
+    learn(net, photos)
     torch.save({"state_dict": net.state_dict()}, here / "mine.pt")
     settings = changed(
         "target.model=mynet:make",
@@ -252,6 +278,7 @@ def test_a_good_folder_and_a_model_of_the_users_own(here):
     target = facts["audits"][0]["target"]
     assert (target["model"], target["history"]) == ("mynet:make", [])
     assert target["parameters"] == 768 * 10 + 10 + 30 + 3
+    assert target["given"]
     assert facts["identities"] == ["private 0", "private 1"]
     assert facts["data"]["manifest"]["parts"]["public"]["images"] == 16
     loaded = [

@@ -341,3 +341,15 @@ def test_a_wrapped_model_is_examined_and_put_in_order():
     assert known.info["examination"]["warnings"] == []
     inputs = data.test.floats()
     assert torch.equal(known.module(inputs), module(inputs)[:, [1, 3, 2, 0]])
+
+
+def test_examining_changes_nothing():
+    data, module = split(classes=4), reader(4, (3, 16, 16)).append(nn.BatchNorm1d(4))
+    module.train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    examination(target(module, data.classes, (3, 16, 16)), data.train, data.train.labels)
+    assert module.training
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert all(weight.requires_grad for weight in module.parameters())
+    assert torch.equal(state, torch.get_rng_state())

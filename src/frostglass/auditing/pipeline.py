@@ -1,6 +1,7 @@
 """The whole program: split, target, exposure, assets, attack, scores, and controls beside them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -150,19 +151,23 @@ def _target(exp: Experiment, store: Store, split: Split) -> Target:
     perceptual = None
     if any("perceptual" in defense.needs for defense in exp.training_defenses):
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
-    return classifier(store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed)
+    with naming("target") if exp.target.weights else nullcontext():
+        return classifier(
+            store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed
+        )
 
 
 def _examine_given(exp: Experiment, store: Store, split: Split) -> None:
     """Load and examine the networks that are read from files, before anything is trained."""
     if exp.target.weights:
-        with naming("target"):
-            target = _target(exp, store, split)
-        _refuse_target(exp, store, split, target)
+        _refuse_target(exp, store, split, _target(exp, store, split))
     for number, config in enumerate(exp.evaluators):
         if is_given(config):
             with naming(f"evaluators[{number}]"):
                 evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
+    if exp.embedder.weights and (exp.surface == "features" or exp.needs("embedder")):
+        with naming("embedder"):
+            public_classifier(store, exp.embedder, split, exp.seed, "embedder")
 
 
 def _refuse_target(exp: Experiment, store: Store, split: Split, target: Target) -> None:

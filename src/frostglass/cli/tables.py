@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from frostglass.auditing.expand import NO_GRID
-from frostglass.report.labels import model_name, tested_on
+from frostglass.report.labels import accuracy_images, model_name
 
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
@@ -107,7 +107,7 @@ def _accuracies(targets: Sequence[dict[str, Any]]) -> list[str]:
     """Say on which images accuracy was measured: given models may have been trained on them."""
     notes = {False: "", True: ", which a given model may have been trained on"}
     return [
-        f"accuracy: on {tested_on(given=given)}{note}"
+        f"accuracy: on {accuracy_images(given=given)}{note}"
         for given, note in notes.items()
         if any(target["given"] is given for target in targets)
     ]

@@ -37,7 +37,7 @@ def model_name(defenses: Sequence[str], *, given: bool, control: bool = False) -
     return " + ".join(defenses) or (GIVEN if given else UNDEFENDED)
 
 
-def tested_on(*, given: bool) -> str:
+def accuracy_images(*, given: bool) -> str:
     """Name the images of a model's accuracy: a given model may have been trained on them."""
     return GIVEN_IMAGES if given else HELD_OUT_IMAGES
 

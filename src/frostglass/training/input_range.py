@@ -15,6 +15,7 @@ from frostglass.training.trainer import correct
 
 GOOD = 0.9  # accuracy from which on nothing else is tried
 TRIED = 256  # images
+USEFUL = 0.4  # accuracy below which no input suits a network
 BETTER = 0.1  # accuracy gained, from which on another input counts as the right one
 LEVEL = 1e-4  # probability that such a gain is chance
 
@@ -67,7 +68,7 @@ def better_input(
         return Suggestion()
     kind = max(found, key=lambda each: found[each].sum().item())
     gain = (found[kind] - now).double()
-    if gain.mean() < BETTER:
+    if gain.mean() < BETTER or found[kind].double().mean() < USEFUL:
         return Suggestion()
     wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
     chance = binom.sf(wins - 1, wins + losses, 0.5) * len(found)
