@@ -183,4 +183,4 @@ def test_the_rule_of_a_vacuous_audit_is_stated(tmp_path):
     )
     assert "Vacuous if a paired test over people gives p ≥ 0.01" in control[0]
     assert "A useless attack passes in at most 1 % of audits." in control[0]
-    assert control[1] == "+10 points interval 0 to 25 p = 0.25 90 people needed ✕ vacuous"
+    assert control[1] == "+10 points interval 0 to 25 p = 0.25 90 people would do ✕ vacuous"
