@@ -55,10 +55,10 @@ def test_of_many_audits_the_strongest_and_those_without_a_defense_have_images(tm
     ]
     assert lines[-1] == [
         "CALoR attack 6",
-        "+95 points interval 85 to 100 p < 0.001 8 people needed ✓ pass",
+        "+95 points interval 85 to 100 p < 0.001 8 people would do ✓ pass",
         "5 % ✓ pass",
         "100 % ✓ pass",
-        "55 % and top-1 55 % ✓ pass",
+        "55 % top-1 55 % ✓ pass",
         "1.00 × ✓ pass",
         "100 % ✓ pass",
     ]

@@ -138,6 +138,9 @@ def test_of_many_models_three_are_shown_large_and_embeddings_never(tmp_path):
     assert "The first 3 of 7 are shown." in page.text
     page = feature_page(tmp_path / "mapper", [{**OPEN, "attack": {"name": "mapper"}}])
     assert page.large == []
+    assert "similarity server’s MCC 0.61" in page.text
+    page = feature_page(tmp_path / "decoder", [OPEN])
+    assert "similarity recognised 25 % · server’s MCC 0.61" in page.text
 
 
 def test_redacted_reports_show_nobody_large(tmp_path):
@@ -147,6 +150,7 @@ def test_redacted_reports_show_nobody_large(tmp_path):
     assert page.large == []
     assert "Nearest to being recognised" not in page.text
     assert "Zoe" not in page.raw
+    assert "nobody is shown large" in page.text
     assert {image.shape for image in page.images} == {(3, 3, 3)}
 
 
@@ -183,4 +187,4 @@ def test_the_rule_of_a_vacuous_audit_is_stated(tmp_path):
     )
     assert "Vacuous if a paired test over people gives p ≥ 0.01" in control[0]
     assert "A useless attack passes in at most 1 % of audits." in control[0]
-    assert control[1] == "+10 points interval 0 to 25 p = 0.25 90 people needed ✕ vacuous"
+    assert control[1] == "+10 points interval 0 to 25 p = 0.25 90 people would do ✕ vacuous"

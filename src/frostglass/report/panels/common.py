@@ -58,7 +58,10 @@ def _tile(study: Study, subject: Subject) -> parts.Tile:
     accuracy = f"model accuracy {number(subject.accuracy, 'percent')}"
     unit, small = "recognised", f"{top1_short(subject.strongest)} · {accuracy}"
     if study.surface == "features":
-        unit, small = "similarity", f"server’s MCC {number(subject.utility.mean_mcc, 'decimal')}"
+        entry, mcc = subject.strongest, number(subject.utility.mean_mcc, "decimal")
+        share = number(entry.facts.scores[entry.verified].value, "percent")
+        told = "" if entry.embeds else f"recognised {share} · "  # no image to recognise
+        unit, small = "similarity", f"{told}server’s MCC {mcc}"
     return parts.Tile(subject.name, number(subject.strongest.score.value, study.unit), unit, small)
 
 

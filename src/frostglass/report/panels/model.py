@@ -213,8 +213,8 @@ def checks(study: Study) -> list[Check]:
         return limited(value, "percent", lambda v: v >= LOW_TARGET_SUCCESS)
 
     def contradiction(entry: Entry) -> parts.Cell:
-        text = f"{number(entry.score.value, 'percent')} and {top1_short(entry)}"
-        return parts.verdict(text, "look" if entry.facts.controls.fooled else "ok")
+        status: parts.Status = "look" if entry.facts.controls.fooled else "ok"
+        return parts.verdict(number(entry.score.value, "percent"), status, top1_short(entry))
 
     one, agree = "one classifier only", 1 - DISAGREEMENT
     return [
@@ -240,7 +240,8 @@ POSITIVE = (
     f"passes in at most {number(LEVEL, 'rate')} of audits."
 )
 PRIOR_ONLY = (
-    "Random images from the attacker's generator, evaluated the same way: this much is luck."
+    "Random images from the attacker's generator, evaluated the same way: the highest share that "
+    "an evaluator accepts or a classifier ranks first by luck."
 )
 AGREE = "Share of reconstructions on which all classifiers agree whether the person is first."
 FOOLED = (
@@ -264,7 +265,7 @@ def _positive(entry: Entry) -> parts.Cell:
         return parts.verdict("not run", "fail")
     lift = controls.control_lift[entry.measure]
     needed = controls.people_needed
-    people = f"{number(needed, 'count')} people needed" if needed else "nothing to show"
+    people = f"{number(needed, 'count')} people would do" if needed else "nothing to show"
     small = [f"interval {span(lift, 'points')}", p_value_text(controls.p_value), people]
     status: parts.Status = "fail" if controls.vacuous else "ok"
     return parts.verdict(number(lift.value, "gain"), status, *small)

@@ -48,7 +48,7 @@ def verification_section(study: Study) -> Section:
         Note(NOTE),
         Table("Verification", head, rows, "verified"),
         Note(_guesses(study)),
-        *(Note(text) for text in coarse_rates(study)),
+        *(Note(text) for text in (*coarse_rates(study), *_own_evaluators(study))),
     ]
     if len(entries) > len(beside):
         summary = f"Reconstructions accepted for all {len(entries)} subjects"
@@ -129,6 +129,17 @@ def _all_subjects(study: Study, entries: Sequence[Entry]) -> Table:
             cells.append(Cell(cell.text, [*cell.small, f"prior only {baseline}"]))
         rows.append([named_cell(entry.label), *cells])
     return Table("Reconstructions accepted", head, rows, long=study.many)
+
+
+def _own_evaluators(study: Study) -> list[str]:
+    """Say that audits with other seeds were calibrated with evaluators of their own."""
+    keys = {tuple(each.key for each in entry.evaluators) for entry in study.entries}
+    if len(keys) == 1:
+        return []
+    return [
+        "The audits have evaluators of their own, as their seeds differ. The first three figures "
+        "are those of the first audit; shares of reconstructions are each audit’s own."
+    ]
 
 
 def coarse_rates(study: Study) -> list[str]:
