@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test slow lint typecheck bench prior styles clean
+.PHONY: install demo test slow lint typecheck bench prior styles embedder clean
 
 install: $(VENV)/installed
 
@@ -47,6 +47,9 @@ prior: install
 
 styles: install
 	@$(BIN)/python examples/remake_faces_prior.py styles32
+
+embedder: install
+	@$(BIN)/python examples/remake_faces_embedder.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

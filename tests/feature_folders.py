@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from frostglass.auditing.controls import verdict
+from frostglass.auditing.controls import Evaluator, verdict
 from frostglass.auditing.products import FeatureExposure, Released
 from frostglass.auditing.results import Audit, Trial
 from frostglass.auditing.run import Run
@@ -29,6 +29,7 @@ from run_folders import (
     network,
     random_pixels,
     split_of,
+    verified_columns,
 )
 
 SHAPE = (32, 16, 16)
@@ -44,12 +45,16 @@ NOTED = (
 
 
 def feature_rows(level: float, people: int, candidates: int, evaluators: int, hits: int) -> Rows:
-    """Rows with mean similarity `level`: people differ by up to 0.06, candidates by up to 0.02."""
+    """Rows with mean similarity `level`: people differ by up to 0.06, candidates by up to 0.02.
+
+    The last evaluator is an embedder; all of them accept the first `hits` images.
+    """
     each = torch.linspace(-0.03, 0.03, people).double()[:, None]
     each = each + torch.linspace(-0.01, 0.01, candidates).double()
     similarity, flat = level + each - each.mean(), torch.ones(people, candidates)
     first = first_of(people, candidates, hits)
-    columns = {f"top{best}_{n}": first for n in range(1, evaluators + 1) for best in (1, 5)}
+    columns = {f"top{best}_{n}": first for n in range(1, evaluators) for best in (1, 5)}
+    columns |= verified_columns(people, candidates, [hits] * evaluators)
     columns |= {"face_similarity": similarity - 0.01, "ssim": level / 2 + 0 * flat}
     columns |= {"psnr": 10 + 5 * level * flat, "fsim": 0.7 * flat, "mse": 0.05 * flat}
     columns |= {"manifold": 0.3 * flat, "similarity": similarity}
@@ -70,7 +75,7 @@ def make_feature_run(
     folder: Path,
     audits: Sequence[dict[str, Any]],
     *,
-    people: int = 6,
+    people: int = 8,
     images: int = 2,
     names: Sequence[str] = (),
     size: int = 8,
@@ -114,7 +119,7 @@ def _feature_audit(
     name: str,
     spec: dict[str, Any],
     true: Images,
-    networks: tuple[tuple[Target, ...], Target],
+    networks: tuple[tuple[Evaluator, ...], Target],
     references: dict[str, float],
     rng: torch.Generator,
     reconstructed: Sequence[torch.Tensor],
@@ -153,7 +158,11 @@ def _feature_audit(
     control = None if level is None else replace(trial, rows=rows(level, 0))
     controls = verdict(experiment, trial, control, evaluators=evaluators, references=references)
     split, facts = split_of(true), _release_facts(spec)
-    return Audit(experiment, split, evaluators, embedder, trial, control, controls, facts)
+    measuring, verifiers = zip(*evaluators, strict=True)
+    return Audit(
+        experiment=experiment, split=split, evaluators=measuring, verifiers=verifiers,
+        embedder=embedder, trial=trial, control=control, controls=controls, facts=facts,
+    )  # fmt: skip
 
 
 def _release_facts(spec: dict[str, Any]) -> dict[str, Any]:

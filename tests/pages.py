@@ -16,7 +16,10 @@ def plain(text: str) -> str:
 
 
 class Page(HTMLParser):
-    """The parts of a page that tests look at: text, sentences, tables by name, and tags."""
+    """The parts of a page that tests look at: text, sentences, tables by name, and tags.
+
+    `images` are those in tables, `large` those that stand beside each other in figures.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
@@ -24,6 +27,7 @@ class Page(HTMLParser):
         self.texts: list[str] = []
         self.sentences: list[str] = []
         self.tables: dict[str, list[list[str]]] = {}
+        self._sources: dict[str, list[str]] = {"td": [], "figure": []}
         self._stack: list[tuple[str, dict[str, Any]]] = []
         self._region = ""
         self.raw = path.read_text(encoding="utf-8")
@@ -42,6 +46,9 @@ class Page(HTMLParser):
             self.tables[self._region][-1].append("")
         if tag == "p" and values.get("class") == "said":
             self.sentences.append("")
+        if tag == "img":
+            open_tags = [each for each, _ in self._stack]
+            self._sources["figure" if "figure" in open_tags else "td"].append(values["src"])
         if tag not in ("img", "meta", "br"):
             self._stack.append((tag, values))
 
@@ -61,12 +68,19 @@ class Page(HTMLParser):
 
     @property
     def images(self) -> list[np.ndarray]:
-        sources = [values["src"] for tag, values in self.tags if tag == "img"]
-        assert all(source.startswith("data:image/png;base64,") for source in sources)
-        return [
-            np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1]))))
-            for source in sources
-        ]
+        return _decoded(self._sources["td"])
+
+    @property
+    def large(self) -> list[np.ndarray]:
+        return _decoded(self._sources["figure"])
+
+
+def _decoded(sources: list[str]) -> list[np.ndarray]:
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    return [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",", 1)[1]))))
+        for source in sources
+    ]
 
 
 ACTIVE_TAGS = {"script", "link", "iframe", "object", "embed", "a", "base", "form"}

@@ -9,19 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostglass.auditing.controls import verdict
+from frostglass.auditing.controls import Evaluator, verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import ModelExposure
 from frostglass.auditing.results import Audit, Trial
 from frostglass.auditing.run import Run
 from frostglass.auditing.run_folder import write_run
 from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
 from frostglass.report.arrange import group
 from frostglass.report.build import build_report
 from frostglass.report.load import read_run
 from frostglass.report.study import Study
 from pages import Page
+
+LIMITS = (0.5, 0.6)  # thresholds of a match at both false-accept rates
 
 # Audits of models.
 CALOR = [{"name": "calor", "rank": 3}]
@@ -105,8 +108,10 @@ def first_of(people: int, candidates: int, count: int) -> torch.Tensor:
     return (torch.arange(people * candidates) < count).float().reshape(people, candidates)
 
 
-def model_rows(people: int, candidates: int, hits: Sequence[int], success: float) -> Rows:
-    """Rows in which evaluator N recognises the first `hits[N - 1]` images."""
+def model_rows(
+    people: int, candidates: int, hits: Sequence[int], verified: Sequence[int], success: float
+) -> Rows:
+    """Rows in which the first `hits[N - 1]` images are top-1, and `verified[N - 1]` accepted."""
     columns = {
         "target_top1": first_of(people, candidates, round(success * people * candidates)),
         "target_confidence": torch.full((people, candidates), 0.5),
@@ -114,9 +119,43 @@ def model_rows(people: int, candidates: int, hits: Sequence[int], success: float
     for place, count in enumerate(hits, 1):
         columns[f"top1_{place}"] = first_of(people, candidates, count)
         columns[f"top5_{place}"] = first_of(people, candidates, count + 1)
+    columns |= verified_columns(people, candidates, verified)
     far = torch.linspace(0.2, 0.3, people * candidates).reshape(people, candidates)
     columns |= {"distance": far, "distance_squared": far**2, "manifold": far}
     return Rows(torch.arange(people), columns)
+
+
+def verified_columns(
+    people: int, candidates: int, verified: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Columns of each evaluator N, which accepts the first `verified[N - 1]` images.
+
+    Matches fall from 0.95 to 0.65 where it accepts, and from 0.45 to 0.05 where it does not.
+    """
+    columns, falling = {}, torch.linspace(1, 0, people * candidates).reshape(people, candidates)
+    for place, count in enumerate(verified, 1):
+        accepted = first_of(people, candidates, count)
+        match = torch.where(accepted > 0, 0.65 + 0.3 * falling, 0.05 + 0.4 * falling)
+        columns[f"verified_{place}"] = (match > LIMITS[0]).float()
+        columns[f"strict_{place}"] = (match > LIMITS[1]).float()
+        columns[f"match_{place}"] = match
+    return columns
+
+
+def verifier_of(accepts: float = 0.98, rates: Sequence[float] = (0.01, 0.001)) -> Verifier:
+    """A verifier as it is calibrated on many images."""
+    return Verifier(
+        torch.zeros(2),
+        torch.zeros(2, 2),
+        torch.arange(2),
+        rates=torch.tensor(rates),
+        thresholds=torch.tensor(LIMITS),
+        true_accepts=torch.tensor([accepts, accepts - 0.1]),
+        impostor_share=torch.tensor([0.011, 0.0012]),
+        genuine=160,
+        comparisons=40_000,
+        impostors=1000,
+    )
 
 
 def network(model: str, accuracy: float, key: str, classes: Sequence[str], **more: Any) -> Target:
@@ -135,10 +174,24 @@ def experiment_of(name: str, spec: dict[str, Any], **more: Any) -> Experiment:
     return Experiment.parse(chosen | more)
 
 
-def evaluators_of(accuracies: Sequence[float], names: Sequence[str]) -> tuple[Target, ...]:
-    return tuple(
+def evaluators_of(
+    accuracies: Sequence[float],
+    names: Sequence[str],
+    *,
+    embedder: str | None = "faces32",
+    accepts: Sequence[float] = (),
+    rates: Sequence[float] = (0.01, 0.001),
+) -> tuple[Evaluator, ...]:
+    """Classifiers with these accuracies, and an embedder, each with its verifier."""
+    networks = [
         network("resnet", accuracy, f"evaluator{place}:{accuracy}", names)
         for place, accuracy in enumerate(accuracies)
+    ]
+    if embedder:
+        networks.append(network(embedder, 0.0, f"embedder:{embedder}", ()))
+    accepts = tuple(accepts) or (0.98,) * len(networks)
+    return tuple(
+        (each, verifier_of(share, rates)) for each, share in zip(networks, accepts, strict=True)
     )
 
 
@@ -162,21 +215,24 @@ def make_run(
     settings: dict[str, Any] | None = None,
     name: str = "trial",
     private: torch.Tensor | None = None,
+    **verifiers: Any,
 ) -> Path:
-    """Write a run folder of audits of models.
+    """Write a run folder of audits of models, with an embedder after the classifiers.
 
-    Each audit may set `defenses`, `hits` (images each evaluator recognises), `accuracy`, `loss`,
-    `success`, `baseline` (images recognised in the prior-only baseline), `control` (images each
-    evaluator recognises in the positive control, None for no control), `model`, `seed`, `far`
-    (manifold ratio), `images`, `recipe` (settings of the training), `seconds` (of the training;
-    the undefended one takes 60), `info` (more about the target), `case`, `attack` (instead of
-    GMI), `steps` (of each search) and `partial` (places of people whose search stopped early).
+    Each audit may set `defenses`, `hits` (top-1 of each classifier, in images; it accepts the
+    same), `verified` (images the embedder accepts; the fewest hits by default), `accuracy`,
+    `loss`, `success`, `baseline` (images of the prior-only baseline that are top-1 and
+    accepted), `control` (hits in the positive control, None for no control), `model`, `seed`,
+    `far` (manifold ratio), `images`, `recipe` (settings of the training), `seconds` (of the
+    training; the undefended one takes 60), `info` (more about the target), `case`, `attack`
+    (instead of GMI), `steps` (of each search) and `partial` (places of people whose search
+    stopped early).
     """
     names = tuple(names) or tuple(f"person {place}" for place in range(people))
     rng = torch.Generator().manual_seed(1)
     private = random_pixels(rng, people, 3, size, size) if private is None else private
     split = split_of(Images(private, torch.arange(people), names, tuple(names)))
-    networks = evaluators_of(evaluators, names)
+    networks = evaluators_of(evaluators, names, **verifiers)
     results = []
     for place, spec in enumerate(audits):
         drawn = torch.rand((people, candidates, 3, size, size), generator=rng)
@@ -192,15 +248,19 @@ def _model_audit(
     spec: dict[str, Any],
     images: torch.Tensor,
     split: Split,
-    evaluators: tuple[Target, ...],
+    evaluators: tuple[Evaluator, ...],
 ) -> Audit:
     people, candidates = images.shape[:2]
-    every = (people * candidates,) * len(evaluators)
+    classifiers = sum(bool(each.classes) for each, _ in evaluators)
+    every = (people * candidates,) * classifiers
 
-    def rows(hits: Sequence[int], success: float) -> Rows:
-        return model_rows(people, candidates, tuple(hits)[: len(evaluators)], success)
+    def rows(hits: Sequence[int], success: float, verified: int | None = None) -> Rows:
+        hits = tuple(hits)[:classifiers]
+        least = min(hits) if verified is None else verified
+        accepted = (*hits, *[least] * (len(evaluators) - classifiers))
+        return model_rows(people, candidates, hits, accepted, success)
 
-    own = rows(spec.get("hits", every), spec.get("success", 1.0))
+    own = rows(spec.get("hits", every), spec.get("success", 1.0), spec.get("verified"))
     far = own.columns["manifold"] * spec.get("far", 1.0)
     own = replace(own, columns={**own.columns, "manifold": far}, key=name)
     zeros = torch.zeros(people, candidates)
@@ -219,14 +279,18 @@ def _model_audit(
     info = {"trainable": 12345, "seconds": spec.get("seconds", 60.0), **spec.get("info", {})}
     target = network(model, spec.get("accuracy", 0.982), f"target{name}", names, info=info)
     prior: Any = SimpleNamespace(info={"method": {"name": spec.get("prior", "wgan")}}, key="prior")
-    baseline = rows([spec.get("baseline", 0)] * len(evaluators), 0.0)
+    baseline = rows([spec.get("baseline", 0)] * classifiers, 0.0)
     trial, control = Trial(ModelExposure(target), prior, result, result, own, baseline), None
     if spec.get("control", ()) is not None:
         undefended = ModelExposure(network(model, 0.982, "undefended", names))
         hits = rows(spec.get("control", every), 1.0)
         control = replace(trial, exposure=undefended, rows=hits)
     controls = verdict(experiment, trial, control, evaluators=evaluators, references=None)
-    return Audit(experiment, split, evaluators, None, trial, control, controls)
+    networks, verifiers = zip(*evaluators, strict=True)
+    return Audit(
+        experiment=experiment, split=split, evaluators=networks, verifiers=verifiers, embedder=None,
+        trial=trial, control=control, controls=controls,
+    )  # fmt: skip
 
 
 def page_of(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> Page:

@@ -85,12 +85,15 @@ def styled_prior(shape=SHAPE, seed: int = 0) -> Prior:
             .eval()
         )
     generator.network.mapping.w_avg.copy_(torch.linspace(-0.3, 0.4, 8))
+    taught = prior(shape)
     return Prior(
         generator=generator,
         critic=None,
         latent=8,
         image_shape=shape,
         seen_identities=identity_hashes([]),
+        students=taught.students,
+        features=taught.features,
         key="styled",
     )
 

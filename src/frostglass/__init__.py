@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from frostglass.report.build import build_report
     from frostglass.store.files import Work
     from frostglass.store.store import Store
+    from frostglass.training.examine import examine
     from frostglass.training.loop import train_target
     from frostglass.training.settings import Training
 

@@ -9,6 +9,7 @@ import torch
 
 from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
 from frostglass.attacks._search import runner
+from frostglass.attacks._search.styled import StyleDescent
 from frostglass.core.assets import Assets
 from frostglass.core.errors import AccessError, ConfigError
 from frostglass.core.method import AuditSize
@@ -156,7 +157,9 @@ def test_every_variant_runs_and_says_why(name, variant):
     attack = attacks.get(name)(
         **{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2}
     )
-    assert run(attack).images.isfinite().all()
+    # Attacks on styles have variants that need the layers of a StyleGAN2.
+    known = styled_prior() if isinstance(attack, StyleDescent) else usable(name)
+    assert run(attack, (target(), known)).images.isfinite().all()
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if issubclass(attacks.get(n), Descent)])

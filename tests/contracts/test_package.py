@@ -44,9 +44,9 @@ PUBLIC = [
     "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method", "Metric",
     "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score", "Server",
     "Split", "Store", "Target", "Training", "Work", "audit", "build_report", "cut", "estimate",
-    "experiments", "invert", "make_split", "measure", "parameters", "prior_only", "problems",
-    "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
-    "write_prior", "write_run",
+    "examine", "experiments", "invert", "make_split", "measure", "parameters", "prior_only",
+    "problems", "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target",
+    "wrap", "write_prior", "write_run",
 ]  # fmt: skip
 
 LONGEST_FILE = 400

@@ -24,7 +24,9 @@ def scored(value):
 
 def audit(label, surface, evaluators):
     """The part of an audit in run.json that the terminal shows."""
-    top1 = {f"top1_{number}": scored(0.1 * number) for number in evaluators}
+    # The last evaluator is an embedder, which has no classes.
+    told = {f"top1_{number}": scored(0.1 * number) for number in evaluators[:-1]}
+    told |= {f"verified_{number}": scored(0.1 * number + 0.05) for number in evaluators}
     return {
         "label": label,
         "surface": surface,
@@ -32,14 +34,15 @@ def audit(label, surface, evaluators):
         "target": {"accuracy": {"test": 0.917}},
         "utility": {"mean_mcc": 0.71, "mean_auc": 0.93},
         "scores": {
-            **top1,
+            **told,
             "target_top1": scored(0.875),
             "similarity": scored(0.62),
             "ssim": scored(0.44),
         },
-        "prior_only": {**top1, "similarity": scored(0.12)},
+        "prior_only": {"verified_3": scored(0.062), "similarity": scored(0.12)},
+        "evaluators": [evaluator(number) for number in evaluators],
         "controls": {
-            "warnings": ["the evaluators disagree"],
+            "warnings": ["the classifiers disagree"],
             "references": {"same_person": 0.7, "different_people": 0.02},
         },
         "queries": 12345678,
@@ -47,34 +50,40 @@ def audit(label, surface, evaluators):
     }
 
 
-def run_facts(surface, evaluators=3):
-    numbers = range(1, evaluators + 1)
+def evaluator(number):
+    verifier = {"rates": [0.01, 0.001], "true_accepts": [0.97, 0.9]}
+    accuracy = {"test": 0.9} if number < 3 else None
+    facts = {"model": f"net{number}", "accuracy": accuracy, "verifier": verifier}
+    return facts | {"excluded": "weak" if number == 1 else "", "decides": number == 3}
+
+
+def run_facts(surface):
+    numbers = range(1, 4)
     return {
         "name": "toy",
         "identities": ["a", "b"],
-        "evaluators": [{"model": f"net{n}", "accuracy": {"test": 0.9}} for n in numbers],
+        "evaluators": [evaluator(number) for number in numbers],
         "audits": [audit(label, surface, numbers) for label in LABELS],
     }
 
 
 VALUES = {
     "model": [
-        *("91.7%", "10.0% (4.9% to 18.1%)", "20.0% (14.9% to 28.1%)", "30.0% (24.9% to 38.1%)"),
-        *("10.0%, 20.0%, 30.0%", "87.5%", "12,345,678", "98765"),
+        *("35% (29.9–43.1%)", "6.2%", "10%, 20%", "91.7%", "87.5%", "12,345,678", "98765"),
     ],
     "features": [
-        *("0.71", "0.93", "0.62 (0.57 to 0.70)", "10%", "20%", "30%", "0.44", "0.12"),
+        *("0.71", "0.93", "0.62 (0.57 to 0.70)", "0.12", "35%", "10%, 20%", "0.44"),
         *("12,345,678", "98765"),
     ],
 }
 
 
 @pytest.mark.parametrize("surface", VALUES)
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
 def test_no_column_and_no_digit_is_lost_on_any_terminal(monkeypatch, capsys, surface, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     print_scores(run_facts(surface))
-    table = capsys.readouterr().out.partition("evaluator N:")[0]
+    table = capsys.readouterr().out.partition("recognised: share")[0]
     assert max(map(len, table.splitlines())) <= columns
     for value in VALUES[surface]:
         assert len(re.findall(rf"(?<![\d.]){re.escape(value)}", table)) >= len(LABELS)
@@ -82,19 +91,41 @@ def test_no_column_and_no_digit_is_lost_on_any_terminal(monkeypatch, capsys, sur
     assert "…" not in table
 
 
-@pytest.mark.parametrize(("columns", "framed"), [(80, False), (200, True)])
-def test_a_table_that_does_not_fit_becomes_a_block_per_row(monkeypatch, capsys, columns, framed):
+@pytest.mark.parametrize(("columns", "look"), [(80, "blocks"), (90, "plain"), (200, "framed")])
+def test_a_table_that_does_not_fit_loses_its_frame_or_becomes_blocks(
+    monkeypatch, capsys, columns, look
+):
     monkeypatch.setenv("COLUMNS", str(columns))
     print_scores(run_facts("model"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "toy: 2 people attacked"
-    assert any("┃" in line for line in lines) is framed
-    if not framed:
-        assert lines[1:4] == [
+    assert any("┃" in line for line in lines) is (look == "framed")
+    titles = ["audit", "recognised", "prior", "only", "top-1", "accuracy", "target"]
+    assert (lines[1].split() == [*titles, "queries", "seconds"]) is (look == "plain")
+    if look == "blocks":
+        assert lines[1:5] == [
             "undefended",
-            "  accuracy            91.7%",
-            "  evaluator 1 (95 %)  10.0% (4.9% to 18.1%)",
+            "  recognised  35% (29.9–43.1%)",
+            "  prior only  6.2%",
+            "  top-1       10%, 20%",
         ]
+
+
+def test_a_given_model_is_called_so_and_its_accuracy_is_not_called_held_out(capsys):
+    facts = run_facts("model", evaluators=2)
+    one, facts["audits"] = facts["audits"][0], facts["audits"][:1]
+    one |= {"label": "audit", "defenses": []}
+    one["target"]["given"] = facts["evaluators"][1]["given"] = True
+    print_scores(facts)
+    text = capsys.readouterr().out
+    assert "given model" in text
+    assert "evaluators' own accuracy on held-out images: net1 90.0%\n" in text
+    given = "on the private images given, which a given model may have been trained on"
+    assert f"evaluators' own accuracy {given}: net2 90.0%\n" in text
+    assert f"\naccuracy {given}\n" in text
+    one["target"]["given"] = False
+    print_scores(facts)
+    assert "\naccuracy on held-out images\n" in capsys.readouterr().out
 
 
 def test_columns_and_warnings_are_explained(capsys):
@@ -104,8 +135,16 @@ def test_columns_and_warnings_are_explained(capsys):
     text = capsys.readouterr().out
     assert "toy: 2 people attacked, 3 images each" in text
     assert "similarity: 0.70 is another image of the same person, 0.02 another person" in text
-    assert "own accuracy on held-out images: net1 90.0%, net2 90.0%, net3 90.0%" in text
-    assert "note (all audits): the evaluators disagree\n" in text
+    assert (
+        "recognised: share that a face verifier (evaluator 3, net3) accepts as the person, at a "
+        "false-accept rate of 1%"
+    ) in text
+    assert "top-1: share that each classifier of the private people ranks first, which is" in text
+    assert (
+        "evaluators on held-out images: 1 net1 (90% correct, accepts 97%, excluded), "
+        "2 net2 (90% correct, accepts 97%), 3 net3 (accepts 97%)"
+    ) in text
+    assert "note (all audits): the classifiers disagree\n" in text
     assert f"note ({LABELS[1]}): the attack stopped early\n" in text
 
 

@@ -28,18 +28,25 @@ def audit(vacuous: str = "") -> Audit:
     rows = Rows(labels=result.labels, columns={"top1_1": torch.ones(3, 2)})
     score = Score.of("top1_1", torch.ones(3))
     controls = Controls(
+        deciding="top1_1",
         headline=(score,),
+        excluded=(),
         lift=(score,),
         control_lift=(),
+        p_value=None,
+        people_needed=None,
         agreement=None,
-        only_one=None,
+        fooled=False,
         manifold=None,
         references=None,
         vacuous=vacuous,
         warnings=(),
     )
     trial = Trial(ModelExposure(tiny_target()), tiny_prior(), result, result, rows, rows)
-    return Audit(Experiment.parse({}), tiny_split(), (), None, trial, None, controls)
+    return Audit(
+        split=tiny_split(), evaluators=(), verifiers=(), embedder=None, trial=trial, control=None,
+        experiment=Experiment.parse({}), controls=controls,
+    )  # fmt: skip
 
 
 VIEW = tiny_target().view(["scores"])

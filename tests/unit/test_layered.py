@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from frostglass.attacks._search.families import Gaussian, Mixture
 from frostglass.attacks._search.layered import Layered
@@ -76,6 +77,24 @@ def test_kl_is_the_mean_over_all_layers_and_free_ones_have_none(each, led):
     )
     assert parts.abs().min() > 0.01
     assert torch.allclose(family.kl(state, noise), parts.sum(0) / 5, rtol=1e-5)
+
+
+def test_the_kl_of_layers_of_gaussians_is_the_sum_of_their_closed_forms():
+    """As the published code has it for Gaussians; its flows and mixtures have the mean."""
+    known = styled_prior()
+    family = Vmi(q="gaussian", layered=True).family(known)
+    state, noise = moved(family), normals(2, 3, family.noise)
+    standard = MultivariateNormal(torch.zeros(8), torch.eye(8))
+    for row in range(2):
+        means, roots = state[row, :, 0], state[row, :, 1:]
+        exact = sum(
+            kl_divergence(MultivariateNormal(mean, root @ root.T), standard)
+            for mean, root in zip(means, roots, strict=True)
+        )
+        assert family.kl(state, noise)[row].item() == pytest.approx(exact.item(), rel=1e-4)
+    assert family.layers == 6
+    for q in ("flow", "mixture"):
+        assert Vmi(q=q, layered=True, **SHAPES).family(known).reduction == "mean"
 
 
 @every_kind
@@ -204,7 +223,8 @@ def followed(family, known, *, gamma, steps=3, lr=0.005, points=4, label=0):
 @pytest.mark.parametrize("led", [None, 4])
 def test_a_few_steps_by_hand(q, led):
     known = styled_prior()
-    family = Layered(Flow(8, **SHAPES) if q == "flow" else Gaussian(8), 6, led or 6)
+    each, reduction = (Flow(8, **SHAPES), "mean") if q == "flow" else (Gaussian(8), "sum")
+    family = Layered(each, 6, led or 6, reduction)
     some = found(small(q=q, identity_layers=led, gamma=5.0, lr=0.005), known, labels=(0,))
     expected = followed(family, known, gamma=5.0)
     assert some.latents.shape == (1, 5, 48)

@@ -7,12 +7,17 @@ import torch
 from torch import nn
 
 from frostglass.attacks._search import descent
+from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks.model.gmi import Gmi
+from frostglass.attacks.model.ifgmi import Ifgmi
 from frostglass.attacks.model.kedmi import Kedmi
 from frostglass.attacks.model.lomma import Lomma
+from frostglass.attacks.model.mirror import Mirror
+from frostglass.attacks.model.ppa import Ppa
 from frostglass.core.errors import ConfigError
+from frostglass.core.objective import loss_of
 from frostglass.runtime.seeding import generator_for, seeded
-from worlds import prior, run_attack, target
+from worlds import prior, run_attack, styled_prior, target
 
 SMALL = {"candidates": 2, "keep": 2}
 OURS = {"": {}} | {
@@ -141,6 +146,60 @@ def test_on_ked_mi_by_hand():
     )
     some = found(attack, known)
     assert torch.allclose(some.latents[0], drawn.clamp(-1, 1)[some.draws[0]], atol=1e-4)
+
+
+STYLED = [Ppa(area=(1, 1)), Ifgmi(area=(1, 1), block_steps=()), Mirror(flip=0.0)]
+
+
+@pytest.mark.parametrize("attack", STYLED, ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"students": True},
+        {"regulariser": "mean", "regulariser_weight": 3.0},
+        {"students": True, "regulariser": "sampled", "reduction": "sum", "loss": "logit"},
+        dict(Ppa.variants["lomma"][1]),
+    ],
+    ids=str,
+)
+def test_its_parts_serve_the_attacks_on_styles(attack, options):
+    """The mean loss over the models, and the distance of the target's features, of two images."""
+    known, labels = taught(), torch.tensor([2, 0])
+    plain, attack = attack, replace(attack, **options)
+    images = torch.rand(2, 3, 16, 16, generator=generator_for(0, "tests", "images"))
+    view, module = target().view(["gradients"]), target().module.eval()
+    view.module.eval()
+    features = module[:6](images)
+    models = [module, *known.students] if attack.students else [module]
+    losses = [loss_of(attack.loss, model(images), labels, aim=0.5) for model in models]
+    expected = torch.stack(losses).mean(0)
+    if attack.regulariser != "off":
+        usual, spread = known.features
+        draws = [torch.randn(128, generator=generator_for(0, "search", y, 0)) for y in (2, 0)]
+        p = usual + spread * torch.stack(draws) if attack.regulariser == "sampled" else usual
+        distance = ((features - p) ** 2).sum(1) / (128 if attack.reduction == "mean" else 1)
+        expected = expected + attack.regulariser_weight * distance
+
+    def loss(attack):
+        # MIRROR draws a coin for each image before anything else.
+        rng = RowRng.of(0, "search", labels, torch.zeros(2, dtype=torch.long))
+        parts = super(Mirror, attack) if isinstance(attack, Mirror) else attack
+        return parts.class_loss(view, known, images, labels, rng)[0]
+
+    assert torch.allclose(loss(attack), expected, rtol=1e-4)
+    assert not torch.allclose(loss(plain), expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("attack", STYLED, ids=lambda attack: attack.name)
+def test_attacks_on_styles_say_what_they_miss(attack):
+    bare = replace(styled_prior(), students=(), features=None)
+    attack = replace(attack, **attack.variants["lomma"][1])
+    with pytest.raises(ConfigError) as caught:
+        found(attack, bare)
+    assert [problem.split(",")[0] for problem in caught.value.problems] == [
+        f"{attack.name}.students is true",
+        f"{attack.name}.regulariser needs feature statistics",
+    ]
 
 
 def test_the_baseline_on_gmi_is_gmi(monkeypatch):

@@ -194,7 +194,30 @@ def test_the_step_size_rises_and_falls(t, factor):
     assert rise_and_fall(t) == pytest.approx(factor, abs=1e-12)
 
 
-def test_the_first_step_only_brings_starts_into_the_box():
+PUBLISHED_SIZES = {  # of steps 1, 2, ... of 20, and of the first five of 100
+    20: [1.0] * 15 + [0.9045085, 0.6545085, 0.3454915, 0.0954915, 0.0],
+    100: [0.2, 0.4, 0.6, 0.8, 1.0],
+}
+
+
+@pytest.mark.parametrize("steps", PUBLISHED_SIZES)
+def test_the_sizes_of_all_steps_are_the_published_ones(steps, monkeypatch):
+    """The published loop counts from 1: its first step moves, and its last one does not."""
+    sizes, step = [], torch.optim.Adam.step
+
+    def noted(optimizer):
+        sizes.append(optimizer.param_groups[0]["lr"])
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    made, known = linear()
+    run(Mirror(pool=20, candidates=1, keep=1, steps=steps), known, made, labels=[0])
+    expected = PUBLISHED_SIZES[steps]
+    assert len(sizes) == steps
+    assert sizes[: len(expected)] == pytest.approx([0.25 * size for size in expected], abs=1e-7)
+
+
+def test_a_search_of_one_step_only_brings_starts_into_the_box():
     known = styled_prior()
     made = calm(known)
     outside = drawn(known, 40)
@@ -213,7 +236,7 @@ def test_the_first_step_only_brings_starts_into_the_box():
 @pytest.mark.parametrize("make", [styled_prior, prior], ids=["styles", "latents"])
 def test_the_search_is_the_slow_and_obvious_one(make):
     """One row at a time: truncated image, coin, loss, Adam at a ramped step size, clamp."""
-    known = make()
+    known, beyond = make(), False
     made = calm(known)
     attack = Mirror(**WHITE | {"steps": 12, "lr": 0.1})
     found = run(attack, known, made, labels=[2])
@@ -227,8 +250,10 @@ def test_the_search_is_the_slow_and_obvious_one(make):
         coins = generator_for(0, "search", 2, draw)
         w = best_styles(pool, scores, 3)[0, draw][None].clone().requires_grad_()
         rule = torch.optim.Adam([w], betas=(0.9, 0.999))
-        for step in range(12):
+        for step in range(1, 13):
             image = space.images(w, truncate=True)
+            beyond |= bool((image != image.clamp(0, 1)).any())
+            image = image.clamp(0, 1)
             image = image.flip(3) if torch.rand((), generator=coins) < 0.5 else image
             (w.grad,) = torch.autograd.grad(
                 10 * nn.functional.cross_entropy(made.module(image), torch.tensor([2])), w
@@ -239,6 +264,7 @@ def test_the_search_is_the_slow_and_obvious_one(make):
                 w.copy_(torch.minimum(torch.maximum(w, box.low), box.high))
         assert torch.allclose(found.latents[0, place], w[0], atol=2e-4)
     assert sorted(found.draws[0].tolist()) == [0, 1, 2]
+    assert beyond == (make is styled_prior)  # so that the clamp of images is tested
 
 
 def test_styles_stay_in_the_box_and_use_both_sides_of_it():

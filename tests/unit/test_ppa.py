@@ -1,10 +1,14 @@
 """Tests of PPA: its starts, one step by hand, its selection, and its style space."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
+from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.styled import StyleSpace, best_styles, pool_styles, style_scores
 from frostglass.attacks.base import invert
+from frostglass.attacks.model.ifgmi import Ifgmi
 from frostglass.attacks.model.ppa import Ppa
 from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
@@ -45,6 +49,8 @@ def test_defaults_are_the_published_ones():
         100,
     )
     assert (ppa.trial_area, ppa.trial_ratio, ppa.critic_weight) == ((0.5, 0.9), (0.8, 1.2), 0)
+    assert (ppa.milestones, ppa.decay, ppa.w_plus, ppa.clip) == ((), 0.1, False, False)
+    assert Ppa.variant("default-config").milestones == (30, 40)
 
 
 def test_styles_are_those_of_the_mapping_network():
@@ -116,6 +122,62 @@ def test_one_step_by_hand():
     assert torch.allclose(one.latents[0], w - 0.05 * slope.sign(), atol=1e-4)
 
 
+@pytest.mark.parametrize("milestones", [(), (30, 40), (0, 5, 5)])
+def test_the_step_size_falls_as_the_library_schedule_does(milestones):
+    """The published code steps a MultiStepLR after each step of its optimiser."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
+    attack = Ppa(milestones=milestones)
+    for step in range(1, 51):
+        assert attack.ramp(step, 50) == pytest.approx(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+
+
+def test_the_step_size_is_the_milestones_in_a_search():
+    known, moves = styled_prior(), []
+    for steps in (2, 3, 4):  # Adam without a memory moves each coordinate by the step size
+        sizes = {"steps": steps, "candidates": 1, "keep": 1, "area": (1.0, 1.0), "betas": (0, 0)}
+        moves.append(run(Ppa(**SMALL | sizes, milestones=(3,)), known, labels=[2]).latents)
+    whole, small = (b - a for a, b in pairwise(moves))
+    assert whole.abs().median().item() == pytest.approx(0.05, rel=1e-2)
+    assert small.abs().median().item() == pytest.approx(0.005, rel=1e-2)
+
+
+def test_a_style_for_each_layer_starts_at_the_image_that_was_scored():
+    made, known = target(), styled_prior()
+    sizes = {"candidates": 2, "keep": 2, "truncation": 0.3, "cutoff": 4, "trials": 0}
+    still = run(Ppa(**SMALL | sizes | {"steps": 0}, w_plus=True), known, [1], made)
+    latents = torch.randn(40, known.latent, generator=generator_for(0, "pool"))
+    network = known.generator.network
+    with torch.no_grad():
+        ws = network.mapping(latents, truncation=0.3, cutoff=4)
+        images = known.generator.paint(ws).clamp(0, 1)
+    assert still.latents.shape == (1, 2, 6 * 8)
+    for latent, image in zip(still.latents[0], still.images[0], strict=True):
+        gap = (ws.flatten(1) - latent).abs().amax(1)
+        assert gap.min() < 1e-5
+        assert torch.allclose(images[gap.argmin()], image, atol=1e-5)
+    moved = run(Ppa(**SMALL | sizes, w_plus=True), known, [1], made).latents[0]
+    change = (moved - still.latents[0, still.draws[0]]).unflatten(1, (6, 8))
+    assert (change[:, 0] - change[:, 5]).abs().max() > 0.01  # layers go their own ways
+
+
+def test_clipped_images_have_no_gradient_where_they_are_cut():
+    view, labels = target().view(["gradients"]), torch.tensor([0, 1])
+    view.module.eval()
+    images = torch.rand(2, *view.image_shape, generator=torch.Generator().manual_seed(0)) * 3 - 1
+    images.requires_grad_()
+    outside = (images < 0) | (images > 1)
+    rng = RowRng.of(0, "search", labels, labels)
+    for clip, shown in ((False, images), (True, images.clamp(0, 1))):
+        attack = Ppa(area=(1.0, 1.0), clip=clip)
+        loss, _ = attack.class_loss(view, styled_prior(), images, labels, rng)
+        assert torch.allclose(loss, poincare(view.module(shown), labels))
+        (slope,) = torch.autograd.grad(loss.sum(), images)
+        assert bool((slope[outside] == 0).all()) == clip
+
+
 def test_the_start_is_truncated():
     known = styled_prior()
     still = run(Ppa(**SMALL | {"steps": 0, "truncation": 0.0}), known)
@@ -179,12 +241,21 @@ def test_other_people_order_and_batch_change_nothing():
         ({"truncation": -0.1}, "truncation"),
         ({"area": (0.9, 0.5)}, "area must give the least before the greatest"),
         ({"area": (0.5, 1.5)}, "area"),
+        ({"decay": 0.0}, "decay"),
+        ({"milestones": (-1,)}, "milestones"),
         ({"keep": 5}, r"keep \(5\) must not exceed candidates"),
     ],
 )
 def test_bad_parameters_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
         Ppa(**SMALL | wrong)
+
+
+def test_a_style_for_each_layer_needs_layers():
+    with pytest.raises(ConfigError, match=r"ppa\.w_plus needs the layers of a StyleGAN2"):
+        run(Ppa(**SMALL, w_plus=True), prior())
+    with pytest.raises(ConfigError, match="ifgmi searches one style for all layers"):
+        Ifgmi(w_plus=True)
 
 
 def test_a_conditional_prior_is_refused():

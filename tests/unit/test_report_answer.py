@@ -5,62 +5,96 @@ import re
 
 from frostglass.report.build import build_report
 from pages import Page
-from run_folders import BROKEN, CALOR, DEFENDED, FAILED, SMOOTHING, make_run, sentences
+from run_folders import BROKEN, CALOR, DEFENDED, FAILED, SMOOTHING, make_run, page_of, sentences
 
 
 def test_answer_says_what_leaks_and_what_the_defense_changes(tmp_path):
-    leak, change = sentences(tmp_path, [BROKEN, DEFENDED])
+    leak, made, change = sentences(tmp_path, [BROKEN, DEFENDED])
     assert leak == (
-        "From the undefended model, an attacker with its weights and public images of "
-        "other people reconstructed 19 of 20 people so well "
-        "that the stricter of two evaluators recognised them (95 %, interval 85–100 %; "
-        "prior-only baseline: 5 %)."
+        "19 of 20 people (95 %; interval 85–100 %; prior-only baseline 5 %) would be recognised: "
+        "a face verifier (evaluator 3, faces32, never trained on these people) accepts the "
+        "reconstruction at a false-accept rate of 1 %."
+    )
+    assert made == (
+        "The reconstructions were made from the undefended model by an attacker with its weights "
+        "and public images of other people. Top-1, which is not recognition: 100 % by evaluator 1 "
+        "(resnet) and 95 % by evaluator 2 (resnet)."
     )
     assert change == (
-        "CALoR lowers this to 35 % (interval 15–55.1 %) and costs 1.5 points of "
-        "accuracy on held-out images (98.2 → 96.7 %)."
+        "CALoR lowers this to 35 % (interval 15–55.1 %, top-1 40 % and 35 %) and costs 1.5 points "
+        "of accuracy on held-out images (98.2 → 96.7 %)."
     )
+
+
+def test_what_decides_is_never_top_1(tmp_path):
+    leak, made, _, fooled = sentences(tmp_path, [{**BROKEN, "verified": 2, "baseline": 0}])
+    assert leak.startswith("2 of 20 people (10 %; interval 0–25 %; prior-only baseline 0 %)")
+    assert "100 % by evaluator 1 (resnet) and 95 % by evaluator 2 (resnet)" in made
+    assert fooled == (
+        "The classifiers are fooled: they rank the attacked person first in up to 100 % of the "
+        "reconstructions, and the face verifier accepts 10 % of them."
+    )
+    _, _, _, fooled = sentences(
+        tmp_path / "two", [BROKEN, {**DEFENDED, "hits": (18, 18), "verified": 2}]
+    )
+    assert fooled.startswith("The classifiers are fooled (for CALoR): they rank")
+
+
+def test_the_verifier_is_named_with_what_it_knows(tmp_path):
+    leak = sentences(tmp_path / "own", [BROKEN], embedder="onnx:faces.onnx")[0]
+    assert "(evaluator 3, onnx:faces.onnx, trained elsewhere, on people this audit does" in leak
+    leak = sentences(tmp_path / "none", [BROKEN], embedder=None)[0]
+    assert "(evaluator 1, resnet, trained on the private people) accepts" in leak
+    leak = sentences(tmp_path / "coarse", [BROKEN], rates=(0.025, 0.025))[0]
+    assert leak.endswith("accepts the reconstruction at a false-accept rate of 2.5 %.")
+
+
+def test_an_excluded_evaluator_does_not_decide(tmp_path):
+    page = page_of(tmp_path, [BROKEN], accepts=(0.98, 0.9, 0.4))
+    assert "a face verifier (evaluator 1, resnet, trained on the private" in page.sentences[0]
+    assert "at a false-accept rate of 1.0% it accepts 40% of genuine images" in page.text
+    page = page_of(tmp_path / "none", [BROKEN], accepts=(0.4, 0.4, 0.4))
+    assert page.sentences[0].startswith("This audit is VACUOUS: no evaluator can be trusted: ")
 
 
 def test_answer_without_a_defended_model_claims_nothing_about_defenses(tmp_path):
-    _, change = sentences(tmp_path, [BROKEN])
+    _, _, change = sentences(tmp_path, [BROKEN])
     assert change == (
         "No defended model is part of this report, so it does not say what a defense would change."
     )
 
 
 def test_a_defense_whose_interval_overlaps_does_not_help(tmp_path):
-    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 17), "accuracy": 0.982}])
+    _, _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 17), "accuracy": 0.982}])
     assert change.startswith("CALoR does not clearly lower it: 85 % (interval ")
     assert change.endswith(
         "beyond chance on the same people; it costs no accuracy on held-out images (98.2 → 98.2 %)."
     )
 
 
-def test_a_defense_helps_only_if_every_evaluator_agrees(tmp_path):
-    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (19, 4)}])
-    assert change.startswith("CALoR does not clearly lower it: 20 % (interval ")
+def test_a_defense_helps_only_if_the_verifier_says_so(tmp_path):
+    _, _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (4, 3), "verified": 19}])
+    assert change.startswith("CALoR does not clearly lower it: 95 % (interval ")
     assert (
-        "; 95 % by the other evaluator), where the evaluators do not all see a "
-        "difference beyond chance on the same people; it costs 1.5 points"
+        ", top-1 20 % and 15 %), no difference beyond chance on the same people; it costs 1.5"
     ) in change
 
 
 def test_a_defense_may_do_harm(tmp_path):
-    _, change = sentences(
+    _, _, change = sentences(
         tmp_path, [{"hits": (10, 9)}, {**DEFENDED, "hits": (20, 20), "accuracy": 0.99}]
     )
     assert re.match(
         (
-            r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %\) and "
-            r"gains 0\.8 points of accuracy"
+            r"CALoR does not lower it but raises it to 100 % \(interval 83\.2–100 %, top-1 100 %\) "
+            r"and gains 0\.8 points of accuracy"
         ),
         change,
     )
 
 
 def test_a_stalled_attack_is_not_called_privacy(tmp_path):
-    _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (0, 0), "success": 0.1}])
+    _, _, change = sentences(tmp_path, [BROKEN, {**DEFENDED, "hits": (0, 0), "success": 0.1}])
     assert change.startswith("CALoR lowers this to 0 %")
     assert change.endswith(
         "(the model itself accepts 10 % of the images), which may be masked gradients "
@@ -70,7 +104,7 @@ def test_a_stalled_attack_is_not_called_privacy(tmp_path):
 
 def test_up_to_four_defended_models_are_listed(tmp_path):
     two = {**DEFENDED, "defenses": [{"name": "calor", "rank": 5}], "hits": (19, 19)}
-    _, change = sentences(tmp_path, [BROKEN, DEFENDED, two, {**DEFENDED, "defenses": SMOOTHING}])
+    _, _, change = sentences(tmp_path, [BROKEN, DEFENDED, two, {**DEFENDED, "defenses": SMOOTHING}])
     first, second, third = change.split("; CALoR (rank=5)")[0], change, change.rsplit("; ", 1)[1]
     assert first.startswith("CALoR (rank=3) lowers this to 35 %")
     assert "; CALoR (rank=5) does not clearly lower it: 95 %" in second
@@ -93,7 +127,7 @@ def test_more_defended_models_are_a_range_and_failures_are_named(tmp_path):
             (5, 19, 0.982),
         ]
     ]
-    _, change = sentences(tmp_path, [BROKEN, *ranks])
+    _, _, change = sentences(tmp_path, [BROKEN, *ranks])
     assert change == (
         "With the 5 defended models it is between 15 % and 95 %, and they cost between "
         "0 and 8.2 points of accuracy on held-out images; "
@@ -110,29 +144,32 @@ def test_the_strongest_attack_on_each_model_counts(tmp_path):
     ]
     run = make_run(tmp_path / "run", audits)
     page = Page(build_report([run], tmp_path / "report.html"))
-    assert "reconstructed 19 of 20 people" in page.sentences[0]
-    assert page.sentences[1].startswith("CALoR lowers this to 35 %")
+    assert page.sentences[0].startswith("19 of 20 people (95 %; ")
+    assert page.sentences[2].startswith("CALoR lowers this to 35 %")
     assert "the strongest counts: undefended (loss=margin), CALoR (loss=ce)." in page.text.replace(
         " ,", ","
     ).replace(" .", ".")
 
 
 def test_several_candidates_are_counted_as_images(tmp_path):
-    leak, _ = sentences(tmp_path, [{"hits": (58, 57)}], candidates=3)
-    assert (
-        "reconstructed 20 people, and the stricter of two evaluators recognised the "
-        "right person in 95 % of 60 images (interval"
-    ) in leak
+    leak = sentences(tmp_path, [{"hits": (58, 57)}], candidates=3)[0]
+    assert re.match(
+        (
+            r"By 95 % of 60 reconstructions, 3 of each of 20 people \(interval .*\), the person "
+            r"would be recognised: a face verifier \("
+        ),
+        leak,
+    )
 
 
-def test_one_evaluator_is_not_called_two(tmp_path):
-    leak, _ = sentences(tmp_path, [{"hits": (19,)}], evaluators=[0.97])
-    assert "reconstructed 19 of 20 people so well that an evaluator recognised them (95 %" in leak
+def test_one_classifier_is_not_called_two(tmp_path):
+    made = sentences(tmp_path, [{"hits": (19,)}], evaluators=[0.97])[1]
+    assert made.endswith("which is not recognition: 95 % by evaluator 1 (resnet).")
 
 
 def test_defended_alone_leans_on_the_positive_control(tmp_path):
-    leak, rest = sentences(tmp_path, [DEFENDED])
-    assert leak.startswith("From the model defended with CALoR, an attacker with its weights")
+    _, made, rest = sentences(tmp_path, [DEFENDED])
+    assert made.startswith("The reconstructions were made from the model defended with CALoR by")
     assert rest == (
         "The same attack on an undefended model scores 95 points above the prior-only "
         "baseline (at least 85), so it works there; "
@@ -143,8 +180,8 @@ def test_defended_alone_leans_on_the_positive_control(tmp_path):
 def test_a_model_given_as_weights_is_not_called_undefended(tmp_path):
     run = make_run(tmp_path / "run", [{**BROKEN, "recipe": {"weights": "w.safetensors"}}])
     page = Page(build_report([run], tmp_path / "report.html"))
-    assert page.sentences[0].startswith("From the given model, an attacker")
-    assert page.sentences[1] == (
+    assert page.sentences[1].startswith("The reconstructions were made from the given model by")
+    assert page.sentences[2] == (
         "The same attack on an undefended model scores 95 points above the prior-only "
         "baseline (at least 85), so it works there."
     )
@@ -174,19 +211,19 @@ def test_no_control_is_vacuous_and_a_leak_stays_a_leak(tmp_path):
     first, _, third = sentences(tmp_path, [{**BROKEN, "control": None}])
     assert first.startswith("This audit is VACUOUS: no positive control was run")
     assert third.startswith(
-        "A high number is a leak all the same: 95 % (interval 85–100 %) for undefended"
+        "A high number is a leak all the same: 95 % (interval 85–100 %, top-1 100 % and 95 %) for "
     )
 
 
 def test_a_vacuous_model_is_named_beside_sound_ones(tmp_path):
-    first, second, leak, change = sentences(
+    first, second, leak, made, change = sentences(
         tmp_path, [BROKEN, {**DEFENDED, **FAILED}, {**DEFENDED, "defenses": SMOOTHING}]
     )
     assert first.startswith("For CALoR this audit is VACUOUS: the attack fails")
     assert second == "A low number means a weak attack here, not a safe model."
-    assert leak.startswith("From the undefended model")
+    assert made.startswith("The reconstructions were made from the undefended model")
     assert change.startswith("LS lowers this to 35 %")
-    assert "CALoR" not in leak + change
+    assert "CALoR" not in leak + made + change
 
 
 def test_each_defense_is_compared_with_its_own_architecture(tmp_path):
@@ -195,8 +232,8 @@ def test_each_defense_is_compared_with_its_own_architecture(tmp_path):
         {"model": "lenet", "hits": (9, 9), "accuracy": 0.9},
         {**DEFENDED, "model": "lenet", "hits": (8, 8), "accuracy": 0.89},
     ]
-    leak, change = sentences(tmp_path, audits)
-    assert leak.startswith("From the undefended model (model=cnn)")
+    _, made, change = sentences(tmp_path, audits)
+    assert made.startswith("The reconstructions were made from the undefended model (model=cnn)")
     assert change.startswith("CALoR does not clearly lower it: 40 %")
     assert change.endswith("it costs 1 point of accuracy on held-out images (90 → 89 %).")
 
@@ -212,8 +249,8 @@ def test_a_model_audited_with_and_without_a_control_is_spoken_for_by_the_control
 
 def test_models_are_compared_on_the_same_people(tmp_path):
     """Bars that overlap do not hide a difference that person by person is clear."""
-    _, change = sentences(tmp_path, [{"hits": (18, 18)}, {**DEFENDED, "hits": (12, 12)}])
+    _, _, change = sentences(tmp_path, [{"hits": (18, 18)}, {**DEFENDED, "hits": (12, 12)}])
     assert change.startswith("CALoR lowers this to 60 %")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
-    bars = [audit["scores"]["top1_1"] for audit in run["audits"]]
+    bars = [audit["scores"]["verified_3"] for audit in run["audits"]]
     assert bars[0]["low"] < bars[1]["high"]

@@ -111,12 +111,12 @@ def test_the_matrix_has_the_numbers_of_the_run_and_marks_the_strongest(tmp_path)
     assert page.tables[MATRIX] == [
         ["attack", "undefended", "CALoR", "BiDO"],
         ["prior only random images from the attacks' generators", "5–15 %", "5 %", "5 %"],
-        ["GMI", "95 % ★ evaluator 1: 100 %", "30 % evaluator 2: 30 % best of 2", "–"],
+        ["GMI", "95 % ★ top-1 100 % and 95 %", "30 % top-1 30 % best of 2", "–"],
         [
             "KED-MI",
-            "60 % evaluator 2: 70 %",
-            "45 % ★ evaluator 2: 45 % vacuous",
-            "0 % evaluator 2: 0 %",
+            "60 % top-1 60 % and 70 %",
+            "45 % ★ top-1 45 % vacuous",
+            "0 % top-1 0 %",
         ],
         [
             "strongest",
@@ -126,10 +126,8 @@ def test_the_matrix_has_the_numbers_of_the_run_and_marks_the_strongest(tmp_path)
         ],
     ]
     written = json.loads((run / "run.json").read_text())["audits"]
-    strictest = [
-        min(audit["scores"][f"top1_{place}"]["value"] for place in (1, 2)) for audit in written
-    ]
-    shown = [plain(number(strictest[place], "percent")) for place in (0, 1, 3, 4, 5)]
+    recognised = [audit["scores"]["verified_3"]["value"] for audit in written]
+    shown = [plain(number(recognised[place], "percent")) for place in (0, 1, 3, 4, 5)]
     assert shown == ["95 %", "60 %", "30 %", "45 %", "0 %"]
     table = re.search(
         rf'aria-label="{MATRIX}">\n<table.*?</table>', out.read_text(), re.DOTALL
@@ -177,10 +175,7 @@ def test_the_matrix_is_said_in_words(tmp_path):
             "GMI is the strongest attack on 2 of 3 models whose audits are not vacuous and "
             "KED-MI on 1; where attacks are equally strong, each counts."
         ),
-        (
-            "No reconstruction from BiDO was recognised by the strictest evaluator, "
-            "whatever the attack."
-        ),
+        "No reconstruction from BiDO would be recognised, whatever the attack.",
     ]
     assert all(note in Page(out).text for note in notes)
     alone = attack_notes(

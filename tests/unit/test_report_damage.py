@@ -75,7 +75,7 @@ def test_missing_files_are_refused(tmp_path, make, file):
     ("file", "content", "kind", "message"),
     [
         ("run.json", b"{", StoreError, r"run\.json is not JSON"),
-        ("run.json", b"[]", StoreError, r"has format null, expected 4"),
+        ("run.json", b"[]", StoreError, r"has format null, expected 5"),
         ("images.safetensors", b"cut", StoreError, r"is not a whole safetensors file"),
         ("rows.csv", b"\xff\xfe\x00", DataError, r"rows\.csv is not a table"),
     ],
@@ -88,7 +88,7 @@ def test_unreadable_files_are_refused(tmp_path, file, content, kind, message):
 
 
 MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
-    (lambda f: f.document.update(format=99), r"has format 99, expected 4: run again"),
+    (lambda f: f.document.update(format=99), r"has format 99, expected 5: run again"),
     (lambda f: f.document.update(audits=[]), r"is damaged \(audits: "),
     (lambda f: f.images.pop("audit.1"), r"has no audit\.1"),
     (
@@ -112,6 +112,17 @@ MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     (lambda f: f.set_score("top1_1", 0.05), ROWS.format("calor")),
     (lambda f: f.set_score("distance", 0.05), ROWS.format("calor")),
     (lambda f: f.audit["scores"].pop("top1_2"), r"has no top1_2 for audit 'calor'"),
+    (lambda f: f.audit["prior_only"].pop("match_3"), r"has no match_3 for audit 'calor'"),
+    (lambda f: f.set_score("verified_3", 0.05), ROWS.format("calor")),
+    (
+        lambda f: f.document["evaluators"][2].pop("verifier"),
+        r"damaged \(evaluators\.2\.verifier: required, and not given\)",
+    ),
+    (lambda f: f.audit["evaluators"].pop(), r"audit 'calor' has other evaluators: run again"),
+    (
+        lambda f: f.audit["evaluators"][2].update(decides=False),
+        r"has no controls for audit 'calor', so it cannot be believed",
+    ),
     (
         lambda f: f.audit["controls"].update(control_lift={}),
         r"has no controls for audit 'calor'",
@@ -142,22 +153,22 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     (lambda f: f.set_rows(f.rows, f.rows[:-20]), ROWS.format("crafter")),
     (
         lambda f: f.set_rows(f.rows, f.rows + "crafter,person 0,0\n"),
-        r"has 25 rows where its run\.json explains 24",
+        r"has 33 rows where its run\.json explains 32",
     ),
     (lambda f: f.set_rows("person 3", "person 300"), ROWS.format("undefended")),
     (lambda f: f.set_rows(",0.3,", ",often,"), ROWS.format("undefended")),
     (lambda f: f.images.pop("audit.1"), r"has no audit\.1, which run\.json describes"),
     (
         lambda f: f.images.update(victims=f.images["victims"].float()),
-        r"victims is torch\.float32 \(6, 2, 3, 8, 8\), expected grey or colour images as bytes",
+        r"victims is torch\.float32 \(8, 2, 3, 8, 8\), expected grey or colour images as bytes",
     ),
     (
         lambda f: f.images.update(victims=f.images["victims"][1:].contiguous()),
-        r"victims holds \(5, 2\) images, expected \(6, 2\): run again",
+        r"victims holds \(7, 2\) images, expected \(8, 2\): run again",
     ),
     (
         lambda f: f.images.update({"audit.1": f.images["audit.1"][:, :1].contiguous()}),
-        r"audit 'crafter' has 1 reconstructions of each of 6 people, expected a multiple of 2 of 6",
+        r"audit 'crafter' has 1 reconstructions of each of 8 people, expected a multiple of 2 of 8",
     ),
     (
         lambda f: f.set_score("similarity", math.nan),
@@ -188,6 +199,18 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
 @pytest.mark.parametrize("place", range(len(FEATURE_CHANGES)))
 def test_damaged_runs_of_features_are_refused_in_one_line(tmp_path, place):
     refused_change(make_feature_run(tmp_path / "run", [OPEN, CRAFTED]), *FEATURE_CHANGES[place])
+
+
+def test_runs_of_an_older_version_are_refused_in_one_line(tmp_path):
+    def older(files: Files) -> None:
+        """Make a run of before evaluators verified."""
+        files.document["format"] = 4
+        for facts in (files.document, *files.document["audits"]):
+            for evaluator in facts["evaluators"]:
+                del evaluator["verifier"]
+
+    message = r"has format 4, expected 5: run again with this version of frostglass"
+    refused_change(make_run(tmp_path / "run", [BROKEN, DEFENDED]), older, message)
 
 
 def test_places_that_cannot_hold_a_report_are_refused(tmp_path):

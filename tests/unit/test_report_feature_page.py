@@ -51,7 +51,7 @@ def test_images_are_the_runs_and_people_keep_their_columns(tmp_path):
     first = {line["identity"]: line for line in lines[3 * 20 :]}
     expected = [
         f"{float(first[name]['similarity']):.2f} "
-        + ("● ◆" if first[name]["top1_1"] == "1" else "○ ◇")
+        + ("● ◆ ▲" if first[name]["verified_1"] == "1" else "○ ◇ △")
         for name in head[1:]
     ]
     assert rows[2][1:] == expected
@@ -64,28 +64,28 @@ def test_a_large_run_still_fits_a_phone(tmp_path, monkeypatch):
     page = feature_page(tmp_path, [OPEN, CRAFTED], size=80)
     assert page.images[0].shape == (64, 64, 3)
     assert len(page.images) == 3
-    assert "1 of 6 people, chosen by position" in page.text
+    assert "1 of 8 people, chosen by position" in page.text
 
 
 def test_grey_images(tmp_path):
     rng = torch.Generator().manual_seed(0)
-    grey = torch.zeros(12, 1, 8, 8, dtype=torch.uint8)
+    grey = torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
     page = feature_page(
-        tmp_path, [OPEN], victims=grey, reconstructed=[torch.rand(6, 2, 1, 8, 8, generator=rng)]
+        tmp_path, [OPEN], victims=grey, reconstructed=[torch.rand(8, 2, 1, 8, 8, generator=rng)]
     )
     assert {image.shape for image in page.images} == {(8, 8)}
 
 
 def test_page_needs_nothing_from_outside_and_no_script(tmp_path):
     run = make_feature_run(
-        tmp_path / "run", [OPEN, CRAFTED], names=["https://example.org/x.png", *map(str, range(5))]
+        tmp_path / "run", [OPEN, CRAFTED], names=["https://example.org/x.png", *map(str, range(7))]
     )
     assert_self_contained(build_report([run], tmp_path / "report.html"), tmp_path)
 
 
 def test_hostile_names_are_text(tmp_path):
     evil = "<script>alert('x')</script>\" onerror=\"alert(1)"
-    names = [evil, *(f"{{{{ {place} }}}}" for place in range(5))]
+    names = [evil, *(f"{{{{ {place} }}}}" for place in range(7))]
     case = "<img src=x onerror=alert(1)>"
     page = feature_page(
         tmp_path,
@@ -177,12 +177,12 @@ def test_models_and_features_share_a_page(tmp_path):
     assert "What can be reconstructed from models and from features" in page.text
     assert [answer["surface"] for answer in document["answers"]] == ["model", "features"]
     assert len(document["runs"]) == 2
-    assert page.sentences[0].startswith("From the undefended model")
-    assert page.sentences[2].startswith("Instead of each image, its feature leaves the device")
+    assert page.sentences[0].startswith("19 of 20 people")
+    assert page.sentences[3].startswith("Instead of each image, its feature leaves the device")
     assert "Training of each model" in page.tables
     assert "What each protection did" in page.tables
     alone = Page(build_report([models], tmp_path / "alone.html"))
-    assert page.sentences[:2] == alone.sentences
+    assert page.sentences[:3] == alone.sentences
 
 
 def test_every_table_scrolls_in_its_own_box(tmp_path):

@@ -89,7 +89,7 @@ def test_strengths_are_joined_bars_are_intervals_and_vacuous_points_hollow(tmp_p
     ]
     assert level == [pytest.approx((x - 0.04 * per_mcc, x + 0.03 * per_mcc), abs=0.15)]
     per_similarity = (places["Disco (vacuous)"][1] - y) / (0.6 - 0.06)
-    low, high = interval(torch.linspace(0.57, 0.63, 6))
+    low, high = interval(torch.linspace(0.57, 0.63, 8))
     upright = [
         tuple(map(float, ends))
         for ends in re.findall(rf'<path class="reach" d="M{x} ([\d.]+)V([\d.]+)"', source)

@@ -28,7 +28,7 @@ def test_of_many_audits_the_strongest_and_those_without_a_defense_have_images(tm
     page = Page(build_report([run], tmp_path / "report.html"))
     shown = [f"undefended {case}" for case in cases] + ["CALoR attack 6"]
     rows = page.tables["Private and reconstructed images"]
-    assert [row[0].rsplit(" ", 3)[0] for row in rows[2:10]] == shown
+    assert [row[0].rsplit(" ", 6)[0] for row in rows[2:10]] == shown
     assert len(page.images) == 9 * 20
     pixels = load_file(run / "images.safetensors")
     np.testing.assert_array_equal(
@@ -48,17 +48,17 @@ def test_of_many_audits_the_strongest_and_those_without_a_defense_have_images(tm
         "audit",
         "Positive control",
         "Prior only",
-        "Evaluators agree",
-        "Only one accepts",
+        "Classifiers agree",
+        "Not fooled",
         "Realistic images",
         "Target success",
     ]
     assert lines[-1] == [
         "CALoR attack 6",
-        "+95 points at least 85 ✓ pass",
+        "+95 points interval 85 to 100 p < 0.001 8 people needed ✓ pass",
         "5 % ✓ pass",
         "100 % ✓ pass",
-        "0 % ✓ pass",
+        "55 % and top-1 55 % ✓ pass",
         "1.00 × ✓ pass",
         "100 % ✓ pass",
     ]
@@ -90,17 +90,17 @@ def test_a_page_of_many_attacks_stays_small(tmp_path):
             defenses=[{"name": "calor", "rank": rank + 1}] if rank else [],
             images=noise,
         )
-        for rank in range(6)
+        for rank in range(3)
         for place in range(12)
     ]
     run = make_run(tmp_path / "run", audits, people=40, size=32)
     out = build_report([run], tmp_path / "report.html")
     assert out.stat().st_size < 3_000_000
     page = Page(out)
-    assert len({row[0] for row in page.tables["Scores of each audit"]}) == 73
-    # Twelve undefended attacks, the strongest on five models and private images: 25 people fit.
-    assert len(page.images) == (12 + 5 + 1) * 25
-    assert "15 people are left out to keep this page small" in page.text
+    assert len({row[0] for row in page.tables["Scores of each audit"]}) == 37
+    # Twelve undefended attacks, the strongest on two models and private images: 27 people fit.
+    assert len(page.images) == (12 + 2 + 1) * 27
+    assert "13 people are left out to keep this page small" in page.text
 
 
 def test_warnings_of_many_audits_are_not_listed_one_by_one(tmp_path):

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from frostglass.auditing.config_file import read_config
 from frostglass.report import build
 from frostglass.report.build import build_report
-from frostglass.report.charts import Mark, track
+from frostglass.report.charts import SHAPES, Mark, track
+from frostglass.report.load import Measured
 from frostglass.report.text import number, toml
 from pages import Page, assert_self_contained, plain
 from run_folders import BROKEN, DEFENDED, FAILED, make_run
@@ -37,8 +38,9 @@ def test_numbers_on_the_page_are_those_of_the_json(tmp_path):
             == f"{percent(audit['target']['accuracy']['test'])} %"
         )
         for column, name in [
-            ("◆ evaluator 2 recognises", "top1_2"),
-            ("evaluator 1, five best guesses", "top5_1"),
+            ("▲ recognised (evaluator 3)", "verified_3"),
+            ("◇ top-1 of evaluator 2", "top1_2"),
+            ("top-5 of evaluator 1", "top5_1"),
             ("model itself accepts", "target_top1"),
         ]:
             score, guess = audit["scores"][name], audit["prior_only"][name]
@@ -64,8 +66,8 @@ def test_images_are_the_runs_and_people_keep_their_columns(tmp_path):
     assert head[1:] == [f"person {place}" for place in shown]
     assert (private[0][:7], undefended[0], defended[0]) == (
         "private",
-        "undefended 95 % recognised",
-        "CALoR 35 % recognised",
+        "undefended 95 % recognised, top-1 100 % and 95 %",
+        "CALoR 35 % recognised, top-1 40 % and 35 %",
     )
     # Undefended first, whatever the order in the run: it is audit 1 there.
     for row, (tensor, places) in enumerate(
@@ -82,12 +84,12 @@ def test_images_are_the_runs_and_people_keep_their_columns(tmp_path):
     assert "16 of 20 people, chosen by position at even intervals, not by success." in page.text
     assert len(page.images) == 3 * 20
     verdicts = {
-        line["identity"]: (line["top1_1"], line["top1_2"])
+        line["identity"]: [line[f"verified_{number}"] for number in (1, 2, 3)]
         for line in csv.DictReader((run / "rows.csv").open())
         if line["audit"] == "calor"
     }
     assert [cell.split() for cell in defended[1:]] == [
-        ["●" if verdicts[name][0] == "1" else "○", "◆" if verdicts[name][1] == "1" else "◇"]
+        [pair[yes != "1"] for pair, yes in zip(SHAPES, verdicts[name], strict=False)]
         for name in head[1:]
     ]
 
@@ -165,8 +167,10 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("control", "spec", "options", "warning"),
     [
-        ("Only one accepts", {"hits": (20, 15)}, {}, None),
-        ("Only one accepts", {"hits": (20, 14)}, {}, "the evaluators disagree on 30%"),
+        ("Classifiers agree", {"hits": (20, 15)}, {}, None),
+        ("Classifiers agree", {"hits": (20, 14)}, {}, "the classifiers disagree on 30%"),
+        ("Not fooled", {"hits": (20, 20), "verified": 10}, {}, None),
+        ("Not fooled", {"hits": (20, 20), "verified": 9}, {}, "the classifiers are fooled"),
         ("Realistic images", {"far": 1.49}, {}, None),
         ("Realistic images", {"far": 1.51}, {}, "times as far from real images"),
         ("Target success", {"success": 0.5}, {}, None),
@@ -174,9 +178,10 @@ def test_kinds_of_attack_that_were_not_run_are_named(tmp_path):
         # Exactly at the limit, which single precision would overshoot.
         ("Prior only", {"baseline": 4}, {}, None),
         ("Prior only", {"baseline": 5}, {}, "the prior-only baseline already scores 25%"),
-        ("Evaluator 2", {}, {"evaluators": (0.97, 0.9)}, None),
-        ("Evaluator 2", {}, {"evaluators": (0.97, 0.89)}, "evaluator 2 classifies only 89%"),
-        ("Evaluators agree", {}, {"evaluators": (0.97,)}, "only one evaluator"),
+        ("Evaluator 2", {}, {"evaluators": (0.97, 0.7)}, None),
+        ("Evaluator 2", {}, {"evaluators": (0.97, 0.69)}, "it classifies 69% of held-out images"),
+        ("Evaluator 2", {}, {"accepts": (0.9, 0.5, 0.9)}, None),
+        ("Evaluator 2", {}, {"accepts": (0.9, 0.49, 0.9)}, "it accepts 49% of genuine images"),
     ],
 )
 def test_attention_is_asked_exactly_where_the_controls_warn(
@@ -200,7 +205,7 @@ def test_attention_is_asked_exactly_where_the_controls_warn(
 def test_most_exposed_people_are_named(tmp_path):
     page = Page(
         build_report(
-            [make_run(tmp_path / "run", [{"hits": (2, 1), "control": (20, 20)}])],
+            [make_run(tmp_path / "run", [{"hits": (5, 4), "verified": 3}], candidates=2)],
             tmp_path / "report.html",
         )
     )
@@ -224,8 +229,8 @@ def test_equal_labels_are_told_apart(tmp_path):
         "CALoR rank=5",
     ]
     assert [row[2].split(" %")[0] for row in page.tables["Scores of each audit"][1:]] == [
-        "100",
-        "40",
+        "95",
+        "35",
         "15",
     ]
 
@@ -286,10 +291,17 @@ def test_numbers_as_text(value, kind, text):
 
 
 def test_marks_are_where_their_values_are():
-    drawn = track([Mark(0.5, 0.4, 0.6, 0.1), Mark(1.0, 0.9, 1.0, None)])
+    half, all_ = Measured(value=0.5, low=0.4, high=0.6), Measured(value=1, low=0.9, high=1)
+    drawn = track(
+        [
+            Mark("recognised", 2, half, 0.1),
+            Mark("top-1 of evaluator 2", 1, all_, None, hollow=True),
+        ]
+    )
     assert drawn.count('<svg x="50.00%"') == 1
     assert drawn.count('x1="40.20%" x2="59.80%"') == 1
     assert drawn.count('class="guess" x1="10.80%"') == 1
     assert drawn.count('class="guess"') == 1
     assert drawn.count('<svg x="99.00%"') == 1
-    assert "evaluator 2: 100\u202f%, interval 90\u202f% to 100\u202f%</title>" in drawn
+    assert drawn.count('class="evaluator j3"') == drawn.count('class="evaluator j2 hollow"') == 1
+    assert "top-1 of evaluator 2: 100\u202f%, interval 90\u202f% to 100\u202f%</title>" in drawn

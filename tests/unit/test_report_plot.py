@@ -80,9 +80,12 @@ def test_a_plot_has_a_point_for_each_model_where_its_numbers_are(tmp_path):
     drawn = plot_of(study_of(tmp_path, audits))
     drawing = Drawing(drawn)
     assert [(point["class"], plain(point["title"])) for point in drawing.points] == [
-        ("point c0", "undefended: accuracy 98.2 %, recognised 95 % (85–100 %)"),
-        ("point c1", "CALoR: accuracy 96.2 %, recognised 35 % (15–55.1 %)"),
-        ("point c2", "BiDO: accuracy 97.2 %, recognised 0 % (0–16.8 %)"),
+        (
+            "point c0",
+            "undefended: accuracy 98.2 %, recognised 95 % (85–100 %), top-1 100 % and 95 %",
+        ),
+        ("point c1", "CALoR: accuracy 96.2 %, recognised 35 % (15–55.1 %), top-1 40 % and 35 %"),
+        ("point c2", "BiDO: accuracy 97.2 %, recognised 0 % (0–16.8 %), top-1 0 %"),
     ]
     base, calor, last = drawing.points
     # Half way between the two in accuracy, and 60 of 95 parts of the way down.

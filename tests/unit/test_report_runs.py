@@ -25,7 +25,7 @@ def test_runs_with_the_same_evaluators_share_a_table_and_shared_audits_appear_on
         "undefended",
         "CALoR",
     ]
-    assert page.sentences[1].startswith("CALoR lowers this to 35 %")
+    assert page.sentences[2].startswith("CALoR lowers this to 35 %")
 
 
 def test_runs_with_other_evaluators_stand_apart(tmp_path):
@@ -35,7 +35,7 @@ def test_runs_with_other_evaluators_stand_apart(tmp_path):
     )
     out = build_report([first, second], tmp_path / "report.html")
     page = Page(out)
-    assert len(page.sentences) == 4
+    assert len(page.sentences) == 6
     assert not any("lowers" in sentence for sentence in page.sentences)
     assert [
         answer["runs"] for answer in json.loads(out.with_suffix(".json").read_text())["answers"]
@@ -75,7 +75,7 @@ def test_redacted_report_keeps_no_face_and_no_name(tmp_path):
     ]
     assert page.tables["Private and reconstructed images"][4][1] == "person B"
     # A method keeps its name even if a person is called like it.
-    assert page.sentences[1].startswith("CALoR lowers this to 23.3 %")
+    assert page.sentences[2].startswith("CALoR lowers this to 23.3 %")
     loaded = json.loads(document)
     assert loaded["redacted"] is True
     assert "Redacted." in page.text

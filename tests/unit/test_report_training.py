@@ -122,7 +122,7 @@ def test_recipes_that_differ_make_models_that_differ(tmp_path):
         "CALoR (epochs=20)",
         "CALoR (epochs=5)",
     ]
-    change = Page(build_report([tmp_path / "run"], tmp_path / "report.html")).sentences[1]
+    change = Page(build_report([tmp_path / "run"], tmp_path / "report.html")).sentences[2]
     assert "CALoR (epochs=5) does not clearly lower it: 85 %" in change
     assert change.endswith("costs no accuracy on held-out images (90 → 90 %).")
 

@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 from frostglass.core.errors import CheckpointError, ConfigError, DataError, RunError
+from frostglass.core.method import AuditSize
 from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.base import check_unseen
 from frostglass.priors.pretrained import Pretrained, embedded
 from frostglass.priors.wgan import Wgan, diversity, gradient_penalty
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for
 from worlds import PUBLIC, KilledError, MemoryWork, NoWork, same_weights, target
 
 SMALL = Wgan(latent=5, width=4, steps=6, critic_steps=2, batch=8, checkpoint_every=2, average=0.5)
@@ -179,6 +182,68 @@ def test_embedded_priors_are_small_and_make_images():
             )
         assert images.shape[1:] == made.image_shape
         assert images.std(0).mean() > 0.1  # varied
+
+
+@pytest.mark.parametrize("name", embedded())
+def test_an_embedded_critic_does_not_prefer_enlarged_latents(name):
+    """Else an attack that follows the critic is led away from faces."""
+    made = read_prior(Pretrained(weights=name).path())
+    if made.critic is None:
+        return
+    latents = torch.randn(128, made.latent, generator=torch.Generator().manual_seed(0))
+    with frozen(*made.modules), torch.no_grad():
+        usual, *enlarged = (
+            made.realism(made.images(scale * latents)).mean() for scale in (1, 2, 4, 8, 11)
+        )
+    assert all(score < usual - 0.5 for score in enlarged)
+
+
+SETTLING = replace(SMALL, settling=5, checkpoint_every=2)
+
+
+def test_a_settled_critic_is_the_slow_and_obvious_one():
+    """Adam on Wasserstein loss and penalty, half of the latents stretched, lr falling to zero."""
+    before = SMALL.train(PUBLIC, None, seed=0, work=NoWork())
+    settled = SETTLING.train(PUBLIC, None, seed=0, work=NoWork())
+    critic = before.critic.train()
+    adam = torch.optim.Adam(critic.parameters(), betas=(0.5, 0.999))
+    for step in range(5):
+        rng = generator_for(0, "wgan", "settling", step)
+        real = PUBLIC.floats(torch.randint(len(PUBLIC), (8,), generator=rng))
+        latents = torch.randn(8, 5, generator=rng)
+        for row, share in enumerate(torch.rand(8, generator=rng).tolist()):
+            latents[row] *= 16 ** (2 * share - 1) if row % 2 else 1
+        with torch.no_grad():
+            fake = before.images(latents)
+        loss = critic(fake).mean() - critic(real).mean()
+        loss = loss + 10 * gradient_penalty(critic, real, fake, rng)
+        adam.param_groups[0]["lr"] = SMALL.lr * (1 - step / 5)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    assert same_weights(settled.generator, before.generator)
+    pairs = zip(settled.critic.parameters(), critic.parameters(), strict=True)
+    assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in pairs)
+    assert not settled.critic.training
+
+
+@pytest.mark.parametrize("died_after", [2, 3, 4])
+def test_a_settling_resumes_to_the_same_bytes(died_after):
+    whole = SETTLING.train(PUBLIC, None, seed=0, work=NoWork())
+    work = MemoryWork(saves_before_death=died_after)
+    with pytest.raises(KilledError):
+        SETTLING.train(PUBLIC, None, seed=0, work=work)
+    work.left = None
+    resumed = SETTLING.train(PUBLIC, None, seed=0, work=work)
+    assert same_weights(whole.generator, resumed.generator)
+    assert same_weights(whole.critic, resumed.critic)
+
+
+def test_settling_is_part_of_the_budget():
+    size = AuditSize(people=1)
+    assert SETTLING.budget(size).trained == SMALL.budget(size).trained + 5 * 8
+    assert SETTLING.budget(size).description.endswith(", 5 of the critic alone")
+    assert SETTLING.brief().settling == 1
 
 
 def test_size_that_does_not_fit():

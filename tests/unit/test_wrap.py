@@ -103,7 +103,8 @@ def test_named_layers_are_used_as_given():
         ("first",),
         ("a", "b", "c", "d", "e"),
     )
-    assert target.info == {"architecture": "Applied", "parameters": PIXELS * 6 + 6 + 6 * 5 + 5}
+    parameters = PIXELS * 6 + 6 + 6 * 5 + 5
+    assert target.info == {"given": True, "architecture": "Applied", "parameters": parameters}
 
 
 def test_classes_by_number_get_names():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from frostglass.auditing.experiment import Experiment, Judging
+from frostglass.auditing.given import given_warnings
 from frostglass.core.types import Reconstructions, Target
 from frostglass.evaluators.verifier import RATES, Verifier
 from frostglass.metrics._significance import LEVEL, paired_test, people_needed
@@ -99,6 +100,7 @@ def verdict(
         vacuous=vacuous,
         warnings=(
             *_unknown_people(trial),
+            *given_warnings(trial.target, control.target if control else None),
             *_same_architecture(trial.target, evaluators),
             *_unfinished(trial.reconstructions),
             *excluded.values(),
@@ -118,7 +120,7 @@ def exclusions(evaluators: Sequence[Evaluator], judging: Judging) -> dict[int, s
         accepted = verifier.true_accepts[0].item()
         if network.classes and held_out_accuracy(network) < judging.min_accuracy:
             reasons[number] = (
-                f"{name}: it classifies {held_out_accuracy(network):.0%} of held-out images "
+                f"{name}: it classifies {held_out_accuracy(network):.0%} of {network.tested_on} "
                 f"correctly, required {judging.min_accuracy:.0%}"
             )
         elif accepted < judging.min_true_accepts:
@@ -218,9 +220,9 @@ def _weak_target(target: Target) -> str:
     if accuracy > chance + 0.1 * (1 - chance):
         return ""
     return (
-        f"the target classifies only {accuracy:.0%} of held-out images correctly, where guessing "
-        f"gives {chance:.0%}: there is nothing in it to leak. Check that its classes are in the "
-        "order of the people's names."
+        f"the target classifies only {accuracy:.0%} of {target.tested_on} correctly, where "
+        f"guessing gives {chance:.0%}: there is nothing in it to leak. Check that its classes are "
+        "in the order of the people's names."
     )
 
 

@@ -8,6 +8,10 @@ from typing import Any
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import Method
 
+NO_GRID = "audit"  # the label of an experiment without a grid
+# Names of models without a defense: one that was given, one trained here, the positive control.
+GIVEN, UNDEFENDED, CONTROL = "given model", "undefended", "undefended control"
+
 
 def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return (label, plain config) for each combination of the values listed in [grid]."""
@@ -22,8 +26,9 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         for path, value in chosen.items():
             if path != "case":
                 assign(config, path, copy.deepcopy(value))
-        label = ", ".join(_label(path, value, grid[path]) for path, value in chosen.items())
-        configs.append((label or "audit", config))
+        given = _is_given(config.get("target"))
+        label = ", ".join(_label(path, value, grid[path], given) for path, value in chosen.items())
+        configs.append((label or NO_GRID, config))
     return configs
 
 
@@ -92,11 +97,18 @@ def _is_whole(value: Any) -> bool:
     return value is not None and not (isinstance(value, Mapping) and "name" not in value)
 
 
-def _label(path: str, value: Any, choices: list[Any]) -> str:
+def _is_given(target: Any) -> bool:
+    """Whether the plain values of a target name weights to load."""
+    return isinstance(target, Mapping) and bool(target.get("weights"))
+
+
+def _label(path: str, value: Any, choices: list[Any], given: bool) -> str:
     if path == "case":
         return str(value["case"])
     if path != "defenses":
         return f"{path}={value}"
+    if value == []:
+        return GIVEN if given else UNDEFENDED
     names = [_defense_names(choice, full=False) for choice in choices]
     return _defense_names(value, full=names.count(_defense_names(value, full=False)) > 1)
 
@@ -105,7 +117,7 @@ def _defense_names(value: Any, *, full: bool) -> str:
     """Name a list of defenses, with parameters where names alone do not differ in a grid."""
     if not isinstance(value, list):
         return str(value)  # parsing reports it
-    return " + ".join(_defense_name(defense, full=full) for defense in value) or "undefended"
+    return " + ".join(_defense_name(defense, full=full) for defense in value)
 
 
 def _defense_name(defense: Any, *, full: bool) -> str:

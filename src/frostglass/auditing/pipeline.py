@@ -10,6 +10,7 @@ from torch import Tensor
 from frostglass.auditing.controls import verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
+from frostglass.auditing.given import is_given, naming, refuse_target
 from frostglass.auditing.products import (
     Device,
     Exposure,
@@ -74,29 +75,21 @@ def audit(experiment: Experiment, store: Store) -> Audit:
         evaluators=tuple(zip(made.evaluators, made.verifiers, strict=True)),
         references=references,
     )
-    return Audit(
-        experiment,
-        made.split,
-        made.evaluators,
-        made.verifiers,
-        made.embedder,
-        made.trial,
-        made.control,
-        controls,
-        facts,
-    )
+    return Audit(**vars(made), experiment=experiment, controls=controls, facts=facts)
 
 
 def produce(exp: Experiment, store: Store) -> Products:
     """Run all steps of an experiment, in order.
 
-    Private images are reachable from training, `expose` and scoring only. One exception says so by
-    its name: a prior that completes hints is given a degraded image of each person.
+    Private images are reachable from training, `expose`, scoring, and the examination of given
+    networks only. One exception says so by its name: a prior that completes hints is given a
+    degraded image of each person.
     """
     split = store.step(
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
     victims = victims_of(exp, split) if exp.surface == "features" else None
+    _examine_given(exp, store, split)
     evaluators = tuple(
         evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
         for number, config in enumerate(usable(exp.evaluators, exp.data))
@@ -111,24 +104,33 @@ def produce(exp: Experiment, store: Store) -> Products:
     def trial(exposure: Exposure) -> Trial:
         return _trial(exp, store, split, exposure, (evaluators, verifiers), embedder)
 
-    main = trial(expose(exp, store, split, victims))
+    exposure = expose(exp, store, split, victims)
+    if not exp.target.weights:  # else compared before
+        _refuse_target(exp, store, split, exposure.target)
+    main = trial(exposure)
     control = None
     if exp.judging.positive_control:
-        plain = replace(exp, target=replace(exp.target, weights=None), defenses=())
+        recipe = replace(exp.target, weights=None, classes=())
+        plain = replace(exp, target=recipe, defenses=())
         control = trial(expose(plain, store, split, victims))
     more = None
     if exp.surface == "features":
         more = _baseline(exp, store, split, main.prior, seed=seed_for(exp.seed, "more draws"))
-    return Products(split, evaluators, verifiers, embedder, main, control, more)
+    return Products(
+        split=split,
+        evaluators=evaluators,
+        verifiers=verifiers,
+        embedder=embedder,
+        trial=main,
+        control=control,
+        more_draws=more,
+    )
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
     """Return what an attacker faces: a trained model, or features a device released for victims."""
     needed = exp.protection.needs if exp.protection else frozenset()
-    perceptual = None
-    if any("perceptual" in defense.needs for defense in exp.training_defenses):
-        perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
-    target = classifier(store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed)
+    target = _target(exp, store, split)
     if victims is None:
         return ModelExposure(target)
     prior = None
@@ -141,6 +143,34 @@ def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) 
     batch = ImageBatch.of(victims.floats(), "victims")
     people = tuple(attacked_people(exp, len(split.classes)))
     return FeatureExposure(device, batch, people, victims, device.release(batch))
+
+
+def _target(exp: Experiment, store: Store, split: Split) -> Target:
+    perceptual = None
+    if any("perceptual" in defense.needs for defense in exp.training_defenses):
+        perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
+    return classifier(store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed)
+
+
+def _examine_given(exp: Experiment, store: Store, split: Split) -> None:
+    """Load and examine the networks that are read from files, before anything is trained."""
+    if exp.target.weights:
+        with naming("target"):
+            target = _target(exp, store, split)
+        _refuse_target(exp, store, split, target)
+    for number, config in enumerate(exp.evaluators):
+        if is_given(config):
+            with naming(f"evaluators[{number}]"):
+                evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
+
+
+def _refuse_target(exp: Experiment, store: Store, split: Split, target: Target) -> None:
+    """Refuse evaluators that are read from files and hold the target."""
+    for number, config in enumerate(exp.evaluators):
+        if is_given(config):
+            with naming(f"evaluators[{number}]"):
+                seed = seed_for(exp.seed, "evaluator", number)
+                refuse_target(evaluator(store, config, split, seed=seed), target, split.test)
 
 
 def _trial(

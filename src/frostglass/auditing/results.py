@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frostglass.auditing.controls import Controls
+from frostglass.auditing.expand import GIVEN, UNDEFENDED
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import Exposure
 from frostglass.core.display import MAX_ROWS, image_tag, table
@@ -34,7 +35,7 @@ class Trial:
         return self.exposure.target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Products:
     """What the steps of one experiment made; `control` is the trial of the undefended model."""
 
@@ -44,23 +45,17 @@ class Products:
     embedder: Target | None
     trial: Trial
     control: Trial | None
-    more_draws: Reconstructions | None  # a second baseline: the noise of distances between sets
+    more_draws: Reconstructions | None = None  # another baseline: the noise between sets
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, kw_only=True)
+class Audit(Products):
     """What one experiment found: its trial, that of the positive control, and the verdict.
 
     `facts` describe released features (utility, deviation, distances); empty for a model.
     """
 
     experiment: Experiment
-    split: Split
-    evaluators: tuple[Target, ...]
-    verifiers: tuple[Verifier, ...]
-    embedder: Target | None
-    trial: Trial
-    control: Trial | None
     controls: Controls
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +77,8 @@ class Audit:
     def __repr__(self) -> str:
         exp = self.experiment
         scores = ", ".join(str(score) for score in self.controls.headline)
-        defenses = " + ".join(d.name for d in exp.defenses) or "undefended"
+        plain = GIVEN if self.target.info.get("given") else UNDEFENDED
+        defenses = " + ".join(d.name for d in exp.defenses) or plain
         return f"Audit({exp.attack.name} on {defenses}: {scores}; {self._verdict()})"
 
     def _repr_html_(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from frostglass.auditing.controls import worst_identities
+from frostglass.auditing.controls import deciding_evaluator, exclusions, worst_identities
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
@@ -24,7 +24,7 @@ from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
 from frostglass.store.files import full_disk_reported, write_bytes
 
-RUN_FORMAT = 4
+RUN_FORMAT = 5
 FILES = ("run.json", "rows.csv", "images.safetensors")
 PACKAGES = (
     "frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn",
@@ -161,24 +161,36 @@ def _feature_facts(audit: Audit) -> dict[str, Any]:
 
 
 def _evaluators(audit: Audit) -> list[dict[str, Any]]:
-    """Return each evaluator's facts, with how it was calibrated."""
+    """Return each evaluator's facts: how it was calibrated, whether it counts, and decides."""
+    pairs = list(zip(audit.evaluators, audit.verifiers, strict=True))
+    excluded = exclusions(pairs, audit.experiment.judging)
     return [
         (_target(network) if network.classes else _embedder(network))
-        | {"kind": "classifier" if network.classes else "embedder", "verifier": verifier.facts()}
-        for network, verifier in zip(audit.evaluators, audit.verifiers, strict=True)
+        | {
+            "kind": "classifier" if network.classes else "embedder",
+            "verifier": verifier.facts(),
+            "excluded": excluded.get(number, ""),
+            "decides": number == deciding_evaluator(pairs, excluded),
+        }
+        for number, (network, verifier) in enumerate(pairs, 1)
     ]
 
 
 def _embedder(network: Target) -> dict[str, Any]:
     names = ("model", "parameters")
     return {name: network.info[name] for name in names} | {
-        "accuracy": None, "selected_epoch": None, "history": [], "key": network.key,
-    }  # fmt: skip
+        "trained_on": network.info.get("trained_on"),
+        "accuracy": None,
+        "selected_epoch": None,
+        "history": [],
+        "key": network.key,
+    }
 
 
 def _target(target: Target) -> dict[str, Any]:
     facts = ("model", "parameters", "accuracy", "selected_epoch", "history")
-    return {name: target.info[name] for name in facts} | {"key": target.key}
+    given = bool(target.info.get("given"))
+    return {name: target.info[name] for name in facts} | {"key": target.key, "given": given}
 
 
 def _training(audit: Audit) -> dict[str, Any]:
@@ -222,15 +234,16 @@ def plain_scores(scores: Sequence[Score]) -> dict[str, dict[str, Any]]:
 
 
 def _images(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
-    """Return a true image of each person (all victims' images on features) and reconstructions."""
+    """Return a held-out image of each person (of victims, all of them) and reconstructions."""
     first = audits[0]
     exposure, labels = first.trial.exposure, first.reconstructions.labels
     if isinstance(exposure, FeatureExposure):
         truth = {"victims": exposure.images.pixels.unflatten(0, (len(labels), -1)).contiguous()}
     else:
-        train = first.split.train
-        index = [(train.labels == label).nonzero()[0, 0] for label in labels]
-        truth = {"private": train.pixels[torch.stack(index)]}
+        # Held out: what a reconstruction is compared with should not be what the model memorised.
+        held_out = first.split.test
+        index = [(held_out.labels == label).nonzero()[0, 0] for label in labels]
+        truth = {"private": held_out.pixels[torch.stack(index)]}
     return truth | {
         f"audit.{number}": audit.reconstructions.images.mul(255).round().byte().contiguous()
         for number, audit in enumerate(audits)

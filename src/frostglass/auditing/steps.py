@@ -338,12 +338,12 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 1, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 3, _train, save_target, _load_target, facts=_target_facts)
+TARGET = Step("target", 4, _train, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 3, _train_prior, _save_prior, _load_prior)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
 PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
-ATTACK = Step("attack", 5, _attack, _save_reconstructions, _load_reconstructions)
+ATTACK = Step("attack", 6, _attack, _save_reconstructions, _load_reconstructions)
 PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
 SCORES = Step("scores", 4, _score, _save_rows, _load_rows)

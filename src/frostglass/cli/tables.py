@@ -4,37 +4,34 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import HEAVY_HEAD, SIMPLE, Box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from frostglass.auditing.expand import NO_GRID
+from frostglass.report.labels import model_name, tested_on
 
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
 
 
 def print_table(title: str, rows: Sequence[Row], left: Sequence[str] = ()) -> None:
-    """Print rows as a table if it fits the terminal, else one block of lines per row.
+    """Print rows as a table, without a frame if that fits better, else one block per row.
 
     Columns in `left` are aligned left and may wrap; others never do, so no digit is lost.
     """
     print(title)
-    table = Table()
-    for column in rows[0]:
-        if column in left:
-            table.add_column(column, overflow="fold")
-        else:
-            width = max(len(column), *(len(row[column]) for row in rows))
-            table.add_column(column, justify="right", no_wrap=True, min_width=width)
-    for row in rows:
-        table.add_row(*row.values())
     # Brackets and colons in a user's names are plain text.
     console = Console(markup=False, emoji=False, highlight=False)
-    needed = Measurement.get(console, console.options.update(max_width=1000), table)
     terminal = shutil.get_terminal_size((WIDTH, 24)).columns
-    if needed.minimum <= terminal:
-        console.width = min(needed.maximum, terminal)
-        console.print(table)
-        return
+    for frame in (HEAVY_HEAD, SIMPLE):
+        table = _table(rows, left, frame)
+        needed = Measurement.get(console, console.options.update(max_width=1000), table)
+        if needed.minimum <= terminal:
+            console.width = min(needed.maximum, terminal)
+            console.print(table)
+            return
     widest = max(map(len, rows[0]))
     for row in rows:
         heading, *others = row.items()
@@ -43,31 +40,32 @@ def print_table(title: str, rows: Sequence[Row], left: Sequence[str] = ()) -> No
             print(f"  {column:<{widest}}  {value}")
 
 
+def _table(rows: Sequence[Row], left: Sequence[str], frame: Box) -> Table:
+    framed = frame is HEAVY_HEAD
+    padding = (0, 1) if framed else (0, 1, 0, 0)
+    table = Table(box=frame, padding=padding, pad_edge=framed, show_edge=framed)
+    for column in rows[0]:
+        if column in left:
+            table.add_column(column, overflow="fold")
+        else:
+            width = max(len(column), *(len(row[column]) for row in rows))
+            table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
 def print_scores(facts: dict[str, Any]) -> None:
     """Print a run: one row per audit, what the columns mean, and every warning."""
-    numbers = range(1, len(facts["evaluators"]) + 1)
     surface = facts["audits"][0]["surface"]
     row = _model_row if surface == "model" else _feature_row
     people = f"{len(facts['identities'])} people attacked"
     if surface == "features":
         people += f", {facts['audits'][0]['images_per_person']} images each"
-    rows = [{"audit": audit["label"], **row(audit, numbers)} for audit in facts["audits"]]
+    rows = [{"audit": _title(audit), **row(audit)} for audit in facts["audits"]]
     print_table(f"{facts['name']}: {people}", rows, left=["audit"])
-    accuracy = ", ".join(f"{e['model']} {e['accuracy']['test']:.1%}" for e in facts["evaluators"])
-    print("evaluator N: share of people whose reconstructions it assigns to them (top-1)")
-    print(f"evaluators' own accuracy on held-out images: {accuracy}")
-    if surface == "model":
-        print("prior only: the same for draws of the prior; target: by the target itself")
-    else:
-        same, different = (
-            facts["audits"][0]["controls"]["references"][name]
-            for name in ("same_person", "different_people")
-        )
-        print(
-            f"similarity: {same:.2f} is another image of the same person, {different:.2f} another "
-            "person"
-        )
-        print("prior only: the same for images made without any feature")
+    for line in _explained(facts, surface):
+        print(line)
     notes: dict[str, list[str]] = {}
     for audit in facts["audits"]:
         for warning in audit["controls"]["warnings"]:
@@ -77,28 +75,96 @@ def print_scores(facts: dict[str, Any]) -> None:
         print(f"note ({where}): {warning}")
 
 
-def _model_row(audit: dict[str, Any], evaluators: Sequence[int]) -> Row:
-    scores, baseline = audit["scores"], audit["prior_only"]
+def _explained(facts: dict[str, Any], surface: str) -> list[str]:
+    """Say what the columns mean, and how good each evaluator is on real images."""
+    evaluators, deciding = facts["evaluators"], _deciding(facts)
+    verifier, model = evaluators[deciding - 1]["verifier"], evaluators[deciding - 1]["model"]
+    lines = [
+        f"recognised: share that a face verifier (evaluator {deciding}, {model}) accepts as the "
+        f"person, at a false-accept rate of {100 * verifier['rates'][0]:.2g}% (95% interval)",
+        "top-1: share that each classifier of the private people ranks first, which is not "
+        "recognition",
+        "evaluators on held-out images: "
+        + ", ".join(_quality(number, each) for number, each in enumerate(evaluators, 1)),
+    ]
+    if surface == "model":
+        return [
+            *lines,
+            "prior only: share recognised of prior-only draws; target: top-1 of the target itself",
+            *_accuracies([audit["target"] for audit in facts["audits"]]),
+        ]
+    references = facts["audits"][0]["controls"]["references"]
+    same, different = (references[name] for name in ("same_person", "different_people"))
+    return [
+        *lines,
+        f"similarity: {same:.2f} is another image of the same person, {different:.2f} another "
+        "person",
+        "prior only: similarity of images made without any feature",
+    ]
+
+
+def _accuracies(targets: Sequence[dict[str, Any]]) -> list[str]:
+    """Say on which images accuracy was measured: given models may have been trained on them."""
+    notes = {False: "", True: ", which a given model may have been trained on"}
+    return [
+        f"accuracy: on {tested_on(given=given)}{note}"
+        for given, note in notes.items()
+        if any(target["given"] is given for target in targets)
+    ]
+
+
+def _quality(number: int, evaluator: dict[str, Any]) -> str:
+    accuracy = evaluator["accuracy"]
+    right = f"{percent(accuracy['test'])} correct, " if accuracy else ""
+    accepts = f"accepts {percent(evaluator['verifier']['true_accepts'][0])}"
+    excluded = ", excluded" if evaluator["excluded"] else ""
+    return f"{number} {evaluator['model']} ({right}{accepts}{excluded})"
+
+
+def _deciding(facts: dict[str, Any]) -> int:
+    """Return the number of the evaluator whose verification decides."""
+    return 1 + next(n for n, each in enumerate(facts["evaluators"]) if each["decides"])
+
+
+def _top1(audit: dict[str, Any]) -> Row:
+    """Return the shares of all classifiers in one column."""
+    scores = audit["scores"]
+    names = [f"top1_{number}" for number in range(1, len(audit["evaluators"]) + 1)]
+    shares = [percent(scores[name]["value"]) for name in names if name in scores]
+    return {"top-1": ", ".join(shares)} if shares else {}
+
+
+def _title(audit: dict[str, Any]) -> str:
+    """Return the label of an audit; without a grid it is the name of the model."""
+    if audit["label"] != NO_GRID:
+        return str(audit["label"])
+    defenses = [defense["name"] for defense in audit["defenses"]]
+    return model_name(defenses, given=audit["target"]["given"])
+
+
+def _model_row(audit: dict[str, Any]) -> Row:
+    name = f"verified_{_deciding(audit)}"
     return {
-        "accuracy": f"{audit['target']['accuracy']['test']:.1%}",
-        **{f"evaluator {n} (95 %)": with_interval(scores[f"top1_{n}"]) for n in evaluators},
-        "prior only": ", ".join(f"{baseline[f'top1_{n}']['value']:.1%}" for n in evaluators),
-        "target": f"{scores['target_top1']['value']:.1%}",
+        "recognised": with_interval(audit["scores"][name]),
+        "prior only": percent(audit["prior_only"][name]["value"]),
+        **_top1(audit),
+        "accuracy": percent(audit["target"]["accuracy"]["test"]),
+        "target": percent(audit["scores"]["target_top1"]["value"]),
         **_cost(audit),
     }
 
 
-def _feature_row(audit: dict[str, Any], evaluators: Sequence[int]) -> Row:
+def _feature_row(audit: dict[str, Any]) -> Row:
     scores, similarity = audit["scores"], audit["scores"]["similarity"]
     low, high = similarity["low"], similarity["high"]
-    assigned = {f"evaluator {n}": f"top1_{n}" for n in evaluators if f"top1_{n}" in scores}
     return {
         "MCC": f"{audit['utility']['mean_mcc']:.2f}",
         "AUC": f"{audit['utility']['mean_auc']:.2f}",
         "similarity (95 %)": f"{similarity['value']:.2f} ({low:.2f} to {high:.2f})",
-        **{title: f"{scores[name]['value']:.0%}" for title, name in assigned.items()},
-        **({"SSIM": f"{scores['ssim']['value']:.2f}"} if "ssim" in scores else {}),
         "prior only": f"{audit['prior_only']['similarity']['value']:.2f}",
+        "recognised": percent(scores[f"verified_{_deciding(audit)}"]["value"]),
+        **_top1(audit),
+        **({"SSIM": f"{scores['ssim']['value']:.2f}"} if "ssim" in scores else {}),
         **_cost(audit),
     }
 
@@ -107,8 +173,13 @@ def _cost(audit: dict[str, Any]) -> Row:
     return {"queries": f"{audit['queries']:,}", "seconds": f"{audit['seconds']:.0f}"}
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
 def with_interval(score: dict[str, float]) -> str:
-    return f"{score['value']:.1%} ({score['low']:.1%} to {score['high']:.1%})"
+    low = percent(score["low"]).removesuffix("%")
+    return f"{percent(score['value'])} ({low}–{percent(score['high'])})"
 
 
 def print_costs(costs: dict[str, Any]) -> None:

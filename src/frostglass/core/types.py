@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Capability = Literal["labels", "scores", "gradients"]
 CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
 Shape = tuple[int, int, int]
+HELD_OUT_IMAGES, GIVEN_IMAGES = "held-out images", "the private images given"
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ class Target:
 
         return ModelView(self, frozenset([access] if isinstance(access, str) else access))
 
+    @property
+    def tested_on(self) -> str:
+        """What its test accuracy is measured on; a given model may have been trained on that."""
+        return GIVEN_IMAGES if self.info.get("given") else HELD_OUT_IMAGES
+
     def fit(self, images: Tensor) -> Tensor:
         """Convert images to this target's size and colours, differentiably."""
         return match_shape(images, self.image_shape)
@@ -187,7 +193,7 @@ class Target:
         size = "×".join(map(str, self.image_shape))
         cut = f", cut after {self.cut}" if self.cut else ""
         accuracy = self.info.get("accuracy", {}).get("test")
-        right = "" if accuracy is None else f", {accuracy:.1%} accurate on test images"
+        right = "" if accuracy is None else f", {accuracy:.1%} accurate on {self.tested_on}"
         name = self.info.get("model", type(self.module).__name__)
         return f"Target({name}, {len(self.classes)} {kind}, {size}{cut}{right})"
 

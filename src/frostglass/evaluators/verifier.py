@@ -90,6 +90,11 @@ def enrol(evaluator: Target, split: Split) -> Verifier:
     """
     strangers = impostors(evaluator, split.public)
     centre = public_centre(evaluator, strangers)
+    if not centre.is_meta and not centre.isfinite().all():
+        raise DataError(
+            f"expected faces in the public images, but {evaluator.info['model']} finds none in "
+            f"{len(strangers)} of them: use larger or better images, or another evaluator"
+        )
     known = split.known_to_evaluators
     references = _embeddings(evaluator, known, centre)
     usable = _with_face(references)

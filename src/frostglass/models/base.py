@@ -92,6 +92,17 @@ def probe(module: nn.Module, images: Tensor) -> Any:
     return output
 
 
+def refuse_probabilities(name: str, outputs: Tensor) -> None:
+    """Refuse outputs that are probabilities of classes.
+
+    Softmax twice flattens every gradient, which would make any model look hard to invert.
+    """
+    if outputs.shape[1] > 1 and outputs.min() >= 0:
+        totals = outputs.sum(1)
+        if torch.allclose(totals, torch.ones_like(totals), atol=1e-3):
+            raise ModelError(f"{name} returns probabilities, not logits: remove its softmax")
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

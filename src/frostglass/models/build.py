@@ -22,6 +22,7 @@ from frostglass.models.base import (
     models,
     noise_images,
     probe,
+    refuse_probabilities,
 )
 from frostglass.runtime.seeding import seeded
 
@@ -80,6 +81,8 @@ def build(
         raise ModelError(
             f"{name} returns {output} for one {size} image: expected logits of shape (1, {classes})"
         )
+    if not logits.is_meta:
+        refuse_probabilities(name, logits)
     return module
 
 

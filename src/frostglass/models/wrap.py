@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from frostglass.core.errors import ModelError
 from frostglass.core.types import Shape, Target
-from frostglass.models.base import check_positive, class_name, noise_images, probe
+from frostglass.models.base import (
+    check_positive,
+    class_name,
+    noise_images,
+    probe,
+    refuse_probabilities,
+)
 from frostglass.models.cut import cut as cut_module
 from frostglass.models.taps import check_layers, find_head, find_taps
 
@@ -27,7 +32,8 @@ def wrap(
     """Make a target of a module that maps images in [0, 1] of `image_shape` to logits.
 
     The module is run on noise in evaluation mode and left unchanged. Its output may differ between
-    calls: some defenses add noise.
+    calls: some defenses add noise. Noise cannot show whether it is the model that was meant: call
+    `frostglass.examine(target, split)` before an attack.
 
     Args:
         classes: the names of the classes in the order of the logits, or their number.
@@ -53,6 +59,7 @@ def wrap(
         cut=cut_module(module, cut, image_shape).tap if cut else "",
         attributes=attributes,
         info={
+            "given": True,
             "architecture": class_name(module),
             "parameters": sum(weight.numel() for weight in module.parameters()),
         },
@@ -88,8 +95,4 @@ def _check_logits(module: nn.Module, classes: int, image_shape: Shape) -> None:
             f"{name} returns {logits.shape[1]} logits per image, but {classes} classes are named: "
             "make the two agree"
         )
-    # Softmax twice flattens every gradient, which would make any model look hard to invert.
-    if classes > 1 and logits.min() >= 0:
-        totals = logits.sum(1)
-        if torch.allclose(totals, torch.ones_like(totals), atol=1e-3):
-            raise ModelError(f"{name} returns probabilities, not logits: remove its softmax")
+    refuse_probabilities(name, logits)

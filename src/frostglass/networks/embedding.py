@@ -15,11 +15,12 @@ CHUNK = 128
 def public_centre(embedder: Target, public: Images) -> Tensor:
     """Return the mean feature (F,) of public images, spread evenly over the set.
 
-    Without centring all features point in much the same direction.
+    Without centring all features point in much the same direction. Images in which an embedder
+    finds no face (NaN) do not count.
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
     parts = [_features(embedder, public.floats(index)) for index in chosen.split(CHUNK)]
-    return torch.cat(parts).mean(0)
+    return torch.cat(parts).nanmean(0)
 
 
 def embed(embedder: Target, images: Tensor, centre: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from frostglass.defenses.base import Defense
 from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
+from frostglass.models.class_order import check_names
 from frostglass.models.cut import halves
 from frostglass.plan.brief import SHOWN, blank_split, head
 from frostglass.plan.dry_run import DryRunWork, without_floats
@@ -215,11 +216,18 @@ class _Checks:
         return tuple(map(str, range(self._counts[0])))
 
     def _target(self) -> None:
+        self._classes_named(self.exp.target)
         self._classifier(self.exp.target, self.exp.training_defenses)
+
+    def _classes_named(self, config: Training) -> None:
+        """Check the order of classes by name, if the names are known without reading images."""
+        if config.classes and (names := self.exp.data.people()[0]):
+            check_names(config.classes, list(names))
 
     def _evaluator(self, config: Training | Embedder) -> None:
         """Build the network of an evaluator; an embedder that is read is loaded and tried."""
         if isinstance(config, Training):
+            self._classes_named(config)
             self._classifier(config, ())
         elif config.trained:
             self._classifier(config.training, ())

@@ -118,7 +118,8 @@ class GanMethod(PriorMethod):
                 prior,
                 seen_identities=identity_hashes(public.names),
                 tied_to=target.target_key if target else None,
-            )
+            ),
+            task.work,
         )
 
     def lr_at(self, step: int) -> float:
@@ -214,8 +215,8 @@ class GanTraining(ABC, Generic[M]):
         """Return the images of a sheet."""
         return generator(draw(generator, SHEET, self.method.latent, generator_for(0, "sheet")))
 
-    def finish(self, prior: Prior) -> Prior:
-        """Return the trained prior, completed by what this training knows."""
+    def finish(self, prior: Prior, work: Work) -> Prior:
+        """Return the trained prior, completed by what this training knows or adds."""
         return prior
 
 

@@ -19,6 +19,7 @@ from frostglass.priors._residual import LabelledGenerator, ProjectionCritic
 from frostglass.priors.base import priors
 from frostglass.runtime.device import default_device
 from frostglass.runtime.seeding import generator_for
+from frostglass.store.files import Work
 
 CHUNK = 256  # public images shown to the target at once
 
@@ -67,7 +68,7 @@ class ConditionalTraining(GanTraining["Conditional"]):
         labels = torch.arange(SHEET, device=self.device) % self.target.classes
         return self.generated(generator, labels, generator_for(0, "sheet"))
 
-    def finish(self, prior: Prior) -> Prior:
+    def finish(self, prior: Prior, work: Work) -> Prior:
         # A resumed training also counts the queries of the steps before it was stopped.
         images = self.method.target_images(len(self.public))
         self.target.queries = self.queries_before + self.queries_per_image * images

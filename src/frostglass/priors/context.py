@@ -20,6 +20,7 @@ from frostglass.priors._gan import SHEET, GanTraining, check_square, draw
 from frostglass.priors.base import priors
 from frostglass.priors.wgan import WassersteinMethod, diversity
 from frostglass.runtime.seeding import generator_for
+from frostglass.store.files import Work
 
 Hint = Literal["centre", "face_t", "blur"]
 # Holes as rectangles (top, bottom, left, right) in sixteenths of the side: the middle; eyes with
@@ -79,7 +80,7 @@ class ContextTraining(GanTraining["Context"]):
         completions = generator(draw(generator, len(hints), self.method.latent, rng), hints)
         return torch.stack([hints[:, :-1], completions], 1).flatten(0, 1)
 
-    def finish(self, prior: Prior) -> Prior:
+    def finish(self, prior: Prior, work: Work) -> Prior:
         return replace(
             prior, info={**prior.info, "fill": self.fill, "completes": self.public.shape}
         )

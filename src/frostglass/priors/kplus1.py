@@ -21,6 +21,7 @@ from frostglass.priors.base import priors
 from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for, seeded
+from frostglass.store.files import Work
 
 Matching = Literal["l1", "l2"]
 CHUNK = 256  # public images shown to the target at a time
@@ -59,7 +60,7 @@ class Kplus1Training(GanTraining["Kplus1"]):
         gap = feature_gap(features, real, self.method.matching)
         return gap + self.method.entropy_weight * entropy(logits).sum()
 
-    def finish(self, prior: Prior) -> Prior:
+    def finish(self, prior: Prior, work: Work) -> Prior:
         """Fix the images that the discriminator compares with."""
         self.critic.requires_grad_(True).eval()
         method, rng = self.method, generator_for(self.seed, "kplus1", "reference")

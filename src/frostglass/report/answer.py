@@ -1,23 +1,27 @@
 """The first sentences of a page: what leaks, and what a defense or protection changes and costs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from frostglass.auditing.controls import MOST_PARTIAL
 from frostglass.auditing.experiment import Judging
+from frostglass.metrics._significance import LEVEL
 from frostglass.metrics._stats import interval
-from frostglass.report.load import Measured
-from frostglass.report.study import UNPROTECTED, Entry, Study, Subject, named
+from frostglass.report.entry import UNPROTECTED, Entry
+from frostglass.report.recognition import (
+    fooled_sentence,
+    origin,
+    rate,
+    recognised,
+    top1_short,
+    verifier_name,
+)
+from frostglass.report.study import Study, Subject, named
 from frostglass.report.text import listed, number, sentence, span
 
-ATTACKERS = {
-    "gradients": "an attacker with its weights and public images of other people",
-    "scores": "an attacker who can query its scores and has public images of other people",
-    "labels": "an attacker who sees only predicted labels and has public images of other people",
-}
 MASKED = "which may be masked gradients and not privacy"
 MAX_COMPARED = 4  # subjects that are compared one by one
 
@@ -31,8 +35,13 @@ def answer(study: Study) -> dict[str, list[str]]:
         bases = [subject for subject in sound if subject.plain]
         lead = max(bases or sound, key=lambda subject: subject.strongest.score.value)
         others = [subject for subject in sound if subject is not lead]
-        leak = _model_leak if study.surface == "model" else _feature_leak
-        sentences += [leak(study, lead), _change_sentence(study, others, lead, bases)]
+        if study.surface == "model":
+            sentences += [recognised(lead.strongest), origin(lead)]
+        else:
+            sentences.append(_feature_leak(study, lead))
+        sentences.append(_change_sentence(study, others, lead, bases))
+    if study.surface == "model":
+        sentences += fooled_sentence(study.subjects)
     return {
         "vacuous": _vacuous_sentences(study, vacuous, everything=not sound),
         "sentences": sentences,
@@ -71,12 +80,14 @@ def _vacuous_sentences(study: Study, subjects: Sequence[Subject], *, everything:
 
 def _lift(entry: Entry) -> float:
     """Return the lower end of the lift above the prior-only baseline."""
-    lift = entry.facts.controls.lift
-    return _lowest({"": lift["similarity"]} if entry.surface == "features" else lift)
+    return entry.facts.controls.lift[entry.measure].low
 
 
-def _lowest(scores: Mapping[str, Measured]) -> float:
-    return min(score.low for score in scores.values())
+def _broken(entry: Entry) -> bool:
+    """Return whether the same attack breaks the undefended model, beyond chance."""
+    controls = entry.facts.controls
+    lift = controls.control_lift[entry.measure].value
+    return (controls.p_value or 0.0) < LEVEL and lift >= Judging().margin
 
 
 def _why(entry: Entry) -> str:
@@ -94,7 +105,8 @@ def _why(entry: Entry) -> str:
             "no positive control was run, so a failed attack cannot be distinguished from a good "
             f"{good}"
         )
-    if not features and _lowest(entry.facts.controls.control_lift) > Judging().margin:
+    untrusted = all(evaluator.excluded for evaluator in entry.evaluators)
+    if untrusted or (not features and _broken(entry)):
         return entry.vacuous  # the positive control is fine, so it is something else
     if features:
         return (
@@ -127,39 +139,10 @@ def _release_sentence(study: Study) -> str:
     )
 
 
-def _evaluator(study: Study) -> str:
-    count = len(study.first.evaluators)
-    names = {1: "an evaluator", 2: "the stricter of two evaluators"}
-    return names.get(count, f"the strictest of {count} evaluators")
-
-
 def _details(subject: Subject) -> str:
     """Return the part of a name in parentheses."""
     _, opening, details = subject.name.partition(" (")
     return f"{opening}{details}"
-
-
-def _model_leak(study: Study, subject: Subject) -> str:
-    entry, evaluator = subject.strongest, _evaluator(study)
-    people, candidates = entry.reconstructions.shape[:2]
-    model = f"the {subject.kind} model{_details(subject)}"
-    if subject.kind == "defended":
-        model = f"the model defended with {subject.name}"
-    who = ATTACKERS.get(entry.access, "an attacker with public images of other people")
-    share = number(entry.score.value, "percent")
-    baseline = f"prior-only baseline: {number(entry.baseline, 'percent')}"
-    reach = f"interval {span(entry.score)}{_lenient(entry)}; {baseline}"
-    if candidates == 1:
-        hits = number(round(entry.score.value * people), "count")
-        return (
-            f"From {model}, {who} reconstructed {hits} of {number(people, 'count')} people so "
-            f"well that {evaluator} recognised them ({share}, {reach})."
-        )
-    return (
-        f"From {model}, {who} reconstructed {number(people, 'count')} people, and {evaluator} "
-        f"recognised the right person in {share} of {number(people * candidates, 'count')} images "
-        f"({reach})."
-    )
 
 
 def _feature_leak(study: Study, subject: Subject) -> str:
@@ -181,11 +164,15 @@ def _feature_leak(study: Study, subject: Subject) -> str:
             f"From {features}, {who} predicted face embeddings, without making an image: for "
             f"{people} with {_scored(entry)}; {references}."
         )
-    share = number(entry.facts.scores[entry.strictest].value, "percent")
+    verified, baseline = (
+        number(scores[entry.verified].value, "percent")
+        for scores in (entry.facts.scores, entry.facts.prior_only)
+    )
     return (
         f"From {features}, {who} reconstructed images of {people} that resemble the true ones "
-        f"with {_scored(entry)}; {references}. In {share} of them {_evaluator(study)} recognised "
-        "the person."
+        f"with {_scored(entry)}; {references}. By {verified} of them the person would be "
+        f"recognised (prior-only baseline {baseline}): a face verifier ({verifier_name(entry)}) "
+        f"accepts them at a false-accept rate of {rate(entry)}."
     )
 
 
@@ -240,10 +227,6 @@ def _change(subject: Subject, base: Subject) -> str:
         text = f"{name} does not lower it but raises it to {score} and {price}"
     else:
         chance = "no difference beyond chance on the same people"
-        if not features:
-            chance = (
-                "where the evaluators do not all see a difference beyond chance on the same people"
-            )
         text = f"{name} does not clearly lower it: {score}, {chance}; it {price}"
     if subject.stalled:
         accepted = number(entry.facts.scores["target_top1"].value, "percent")
@@ -255,20 +238,18 @@ def _change(subject: Subject, base: Subject) -> str:
 
 
 def _effect(subject: Subject, base: Subject) -> Literal["lowers", "raises", "leaves"]:
-    """Say lowered only if all evaluators do so with 95 % confidence, raised if one does."""
+    """Say lowered or raised only with 95 % confidence."""
     entry, other = subject.strongest, base.strongest
     if entry.surface == "features":
-        changes = [interval(entry.by_person - other.by_person)]
+        low, high = interval(entry.by_person - other.by_person)
     else:
-        changes = [_recognised_change(entry, other, name) for name in entry.evaluators]
-    if any(low > 0 for low, _ in changes):
-        return "raises"
-    return "lowers" if all(high < 0 for _, high in changes) else "leaves"
+        low, high = _recognised_change(entry, other)
+    return "raises" if low > 0 else "lowers" if high < 0 else "leaves"
 
 
-def _recognised_change(entry: Entry, base: Entry, evaluator: str) -> tuple[float, float]:
+def _recognised_change(entry: Entry, base: Entry) -> tuple[float, float]:
     """Return the interval of the change, person by person if both audits attacked the same."""
-    own, other = entry.facts.scores[evaluator], base.facts.scores[evaluator]
+    own, other = entry.score, base.score
     mine, theirs = own.by_identity or [], other.by_identity or []
     same_people = entry.run.facts.identities == base.run.facts.identities
     if same_people and mine and len(mine) == len(theirs):
@@ -339,7 +320,7 @@ def _uncompared_models(others: Sequence[Subject], lead: Subject) -> str:
     # Never empty: a model without any control is vacuous.
     controlled = [entry for entry in lead.entries if entry.facts.controls.control_lift]
     best = max(controlled, key=lambda entry: entry.score.value)
-    control = min(best.facts.controls.control_lift.values(), key=lambda score: score.low)
+    control = best.facts.controls.control_lift[best.measure]
     stalled = [subject for subject in (lead, *others) if subject.stalled]
     text = (
         f"{_others(others, 'models')}the same attack on an undefended model scores "
@@ -373,12 +354,4 @@ def _scored(entry: Entry) -> str:
     value, reach = number(entry.score.value, entry.unit), span(entry.score, entry.unit)
     if entry.surface == "features":
         return f"a similarity of {value} (interval {reach})"
-    return f"{value} (interval {reach}{_lenient(entry)})"
-
-
-def _lenient(entry: Entry) -> str:
-    """Give the most lenient evaluator's share where the strictest would flatter the model."""
-    most = max(entry.facts.scores[name].value for name in entry.evaluators)
-    two = len(entry.evaluators) == 2
-    who = "the other evaluator" if two else "the most lenient evaluator"
-    return f"; {number(most, 'percent')} by {who}" if most - entry.score.value > 0.1 else ""
+    return f"{value} (interval {reach}, {top1_short(entry)})"

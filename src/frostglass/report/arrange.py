@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from frostglass.attacks.base import attacks
+from frostglass.report.entry import Entry
 from frostglass.report.labels import distinct, titled
 from frostglass.report.load import Run
-from frostglass.report.study import Entry, Study, Subject
+from frostglass.report.study import Study, Subject
 from frostglass.report.text import spoken
 
 
@@ -19,7 +20,8 @@ def group(runs: Sequence[Run]) -> list[Study]:
         facts = run.facts
         images = getattr(facts.audits[0], "images_per_person", None)
         people = [facts.surface, facts.data.get("split"), facts.identities, images]
-        key = json.dumps([people, [network.key for network in facts.networks]])
+        deciding = facts.audits[0].controls.deciding
+        key = json.dumps([people, deciding, [network.key for network in facts.networks]])
         groups.setdefault(key, []).append(run)
     return [_study(members) for members in groups.values()]
 

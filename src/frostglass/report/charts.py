@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch.nn.functional as F
@@ -11,9 +12,10 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from frostglass.report.text import number
+from frostglass.report.text import Interval, number
 
-THUMBNAIL = 64  # pixels a side of the largest image shown
+THUMBNAIL = 64  # pixels a side of an image in a table
+LARGE = 128  # pixels a side of an image shown large
 REDACTED = 3  # pixels a side that are left of a redacted image
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -27,24 +29,32 @@ PATHS = (
 )
 
 
+class Score(Interval, Protocol):
+    value: float
+
+
 @dataclass(frozen=True)
 class Mark:
-    """One line of a chart: a share with its interval, and that of the prior-only baseline."""
+    """One line of a chart: a share with its interval, and that of the prior-only baseline.
 
-    value: float
-    low: float
-    high: float
+    `evaluator` counts from 0; a hollow mark is top-1, which is not recognition.
+    """
+
+    name: str
+    evaluator: int
+    score: Score
     baseline: float | None
+    hollow: bool = False
 
 
-def shape(evaluator: int, recognised: bool = True) -> Markup:
-    """Return the coloured symbol of an evaluator, counted from 0."""
+def shape(evaluator: int, accepted: bool = True) -> Markup:
+    """Return the coloured symbol of an evaluator, counted from 0; hollow if it does not accept."""
     place = evaluator % len(SHAPES)
-    return Markup(f'<span class="j{place + 1}">{SHAPES[place][not recognised]}</span>')
+    return Markup(f'<span class="j{place + 1}">{SHAPES[place][not accepted]}</span>')
 
 
 def track(marks: Sequence[Mark]) -> Markup:
-    """Draw the scores of one audit on a scale from 0 to 100 %, one line for each evaluator.
+    """Draw the scores of one audit on a scale from 0 to 100 %, one line for each mark.
 
     Positions are percentages and sizes are pixels, so the drawing fits a phone and its text keeps
     its size; colours come from the page's style.
@@ -55,18 +65,19 @@ def track(marks: Sequence[Mark]) -> Markup:
         _rules(height),
     ]
     for place, mark in enumerate(marks):
-        y, path = 24 * place + 12, PATHS[place % len(PATHS)]
+        y, kind, score = 24 * place + 12, mark.evaluator % len(PATHS), mark.score
         # Beside the interval, on the side where there is room.
-        side = ("end", _x(mark.low), -9) if mark.high > 0.8 else ("start", _x(mark.high), 9)
+        side = ("end", _x(score.low), -9) if score.high > 0.8 else ("start", _x(score.high), 9)
         if mark.baseline is not None:
             x = _x(mark.baseline)
             parts.append(f'<line class="guess" x1="{x}" x2="{x}" y1="{y - 8}" y2="{y + 8}"/>')
         parts.append(
-            f'<g class="evaluator j{place % len(PATHS) + 1}">'
-            f'<line class="reach" x1="{_x(mark.low)}" x2="{_x(mark.high)}" y1="{y}" y2="{y}"/>'
-            f'<svg x="{_x(mark.value)}" y="{y}" overflow="visible"><path d="{path}"/></svg>'
+            f'<g class="evaluator j{kind + 1}{" hollow" if mark.hollow else ""}">'
+            f'<line class="reach" x1="{_x(score.low)}" x2="{_x(score.high)}" y1="{y}" y2="{y}"/>'
+            f'<svg x="{_x(score.value)}" y="{y}" overflow="visible">'
+            f'<path d="{PATHS[kind]}"/></svg>'
             f'<text x="{side[1]}" y="{y + 4}" dx="{side[2]}" text-anchor="{side[0]}">'
-            f"{number(mark.value, 'percent')}</text></g>"
+            f"{'top-1 ' if mark.hollow else ''}{number(score.value, 'percent')}</text></g>"
         )
     return Markup("".join([*parts, "</svg>"]))
 
@@ -101,9 +112,10 @@ def _described(marks: Sequence[Mark]) -> str:
         return number(value, "percent")
 
     return "; ".join(
-        f"evaluator {place}: {percent(m.value)}, interval {percent(m.low)} to {percent(m.high)}"
+        f"{m.name}: {percent(m.score.value)}, interval {percent(m.score.low)} to "
+        f"{percent(m.score.high)}"
         + ("" if m.baseline is None else f", prior only {percent(m.baseline)}")
-        for place, m in enumerate(marks, 1)
+        for m in marks
     )
 
 
@@ -113,14 +125,14 @@ def redacted(pixels: Tensor) -> Tensor:
     return flat.round().to(pixels.dtype).unflatten(0, pixels.shape[:-3])
 
 
-def data_uri(pixels: Tensor) -> str:
-    """Encode one image, uint8 (C, H, W), as a data URI; large ones become thumbnails."""
+def data_uri(pixels: Tensor, most: int = THUMBNAIL) -> str:
+    """Encode one image, uint8 (C, H, W), as a data URI with at most so many pixels a side."""
     array = pixels.numpy()
     image = Image.fromarray(
         array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0))
     )
-    if max(image.size) > THUMBNAIL:
-        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    if max(image.size) > most:
+        image.thumbnail((most, most), Image.Resampling.LANCZOS)
     data = io.BytesIO()
     image.save(data, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()

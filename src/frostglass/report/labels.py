@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from frostglass.auditing.expand import CONTROL, GIVEN, UNDEFENDED
 from frostglass.core.registry import Registry
+from frostglass.core.types import GIVEN_IMAGES, HELD_OUT_IMAGES
 
 SELF_EXPLANATORY = ("case", "title")  # settings whose value needs no name before it
 
@@ -22,6 +24,22 @@ def known(registry: Registry, method: Mapping[str, Any]) -> Any | None:
 def titled(registry: Registry, method: Mapping[str, Any]) -> str:
     """Return the display title of a method; its name if it is not installed."""
     return getattr(known(registry, method), "title", "") or str(method.get("name"))
+
+
+def model_name(defenses: Sequence[str], *, given: bool, control: bool = False) -> str:
+    """Name a model as every table and sentence does: by its defenses, or by where it comes from.
+
+    `defenses` are titles. A given model was read from a file; `control` is the undefended model
+    that an audit trains to show that its attack works.
+    """
+    if control:
+        return CONTROL
+    return " + ".join(defenses) or (GIVEN if given else UNDEFENDED)
+
+
+def tested_on(*, given: bool) -> str:
+    """Name the images of a model's accuracy: a given model may have been trained on them."""
+    return GIVEN_IMAGES if given else HELD_OUT_IMAGES
 
 
 def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:

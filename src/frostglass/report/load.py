@@ -16,9 +16,11 @@ from torch import Tensor
 from frostglass.auditing.run_folder import FILES, RUN_FORMAT
 from frostglass.core.errors import DataError, StoreError
 from frostglass.core.parameters import problems
+from frostglass.report.networks import EvaluatorFacts, Network, TrainingFacts
 from frostglass.store.files import read_tensors
 
 ROUNDING = 1e-5  # relative; rows are written with six digits
+CHECKED = ("verified", "strict", "match")  # scores of each evaluator
 IMAGE_SCORES = ("similarity", "face_similarity", "ssim", "psnr", "fsim", "manifold")
 
 
@@ -27,38 +29,8 @@ class Measured(BaseModel):
     low: FiniteFloat
     high: FiniteFloat
     by_identity: list[FiniteFloat] | None = None
-
-
-class HeldOut(BaseModel):
-    test: FiniteFloat
-
-
-class Network(BaseModel):
-    model: str
-    parameters: int
-    accuracy: HeldOut
-    selected_epoch: int | None
-    key: str
-
-
-class FirstStage(BaseModel):
-    data: str
-    epochs: int
-    classes: int
-    accuracy: HeldOut
-    before: "FirstStage | None" = None
-
-
-class TrainingFacts(BaseModel):
-    """How a target was trained; `facts` are what its defenses report about it, by their names."""
-
-    recipe: dict[str, Any]
-    trainable: int | None
-    facts: dict[str, dict[str, Any]]
-    first_stage: FirstStage | None
-    seconds: FiniteFloat | None
-    first_stage_seconds: FiniteFloat | None
-    times_undefended: FiniteFloat | None
+    first: FiniteFloat | None = None
+    any: FiniteFloat | None = None
 
 
 class Utility(BaseModel):
@@ -91,10 +63,13 @@ class ReleaseFacts(BaseModel):
 
 
 class Controls(BaseModel):
+    deciding: str
     lift: dict[str, Measured]
     control_lift: dict[str, Measured]
+    p_value: FiniteFloat | None
+    people_needed: int | None
     agreement: FiniteFloat | None
-    only_one: FiniteFloat | None
+    fooled: bool
     manifold: FiniteFloat | None
     references: References | None
     vacuous: str
@@ -123,6 +98,7 @@ class AuditFacts(BaseModel):
     prior: dict[str, Any] | None
     target: Network
     training: TrainingFacts
+    evaluators: list[EvaluatorFacts] = Field(min_length=1)
     scores: dict[str, Measured]
     prior_only: dict[str, Measured]
     conventions: dict[str, dict[str, FiniteFloat]]
@@ -167,7 +143,7 @@ class RunFacts(BaseModel):
     threads: int
     data: dict[str, Any]
     identities: list[str] = Field(min_length=1)
-    evaluators: list[Network] = Field(min_length=1)
+    evaluators: list[EvaluatorFacts] = Field(min_length=1)
     embedder: Network | None
     audits: Sequence[AuditFacts]
     failed: list[str]
@@ -177,14 +153,20 @@ class RunFacts(BaseModel):
         return self.audits[0].surface
 
     @property
-    def networks(self) -> list[Network]:
-        """The evaluators, and the embedder if there is one."""
+    def networks(self) -> list[Network | EvaluatorFacts]:
+        """The evaluators, and the embedder of features if there is one."""
         return [*self.evaluators, *([self.embedder] if self.embedder else [])]
 
     @property
+    def verified(self) -> list[str]:
+        """Names of the scores that say whether an evaluator accepts a reconstruction."""
+        return [f"verified_{place}" for place in range(1, len(self.evaluators) + 1)]
+
+    @property
     def top1(self) -> list[str]:
-        """Names of the scores that say whether an evaluator recognises a person."""
-        return [f"top1_{place}" for place in range(1, len(self.evaluators) + 1)]
+        """Names of the scores that say whether a classifier ranks the person first."""
+        kinds = enumerate((each.kind for each in self.evaluators), 1)
+        return [f"top1_{place}" for place, kind in kinds if kind == "classifier"]
 
 
 class ModelRun(RunFacts):
@@ -212,6 +194,7 @@ class Run:
     facts: RunFacts
     rows: tuple[AuditRows, ...]
     images: Mapping[str, Tensor]
+    redacted: bool = False
 
 
 def parsed(document: Mapping[str, Any]) -> RunFacts:
@@ -255,13 +238,27 @@ def read_run(folder: Path) -> Run:
 
 def _check_scores(path: Path, facts: RunFacts) -> None:
     features = facts.surface == "features"
-    top5 = [name.replace("top1", "top5") for name in facts.top1]
-    needed = [*facts.top1, *(IMAGE_SCORES if features else ("target_top1", *top5))]
+    kinds = [each.kind for each in facts.evaluators]
+    needed = [
+        *(name.replace("verified", each) for each in CHECKED for name in facts.verified),
+        *facts.top1,
+    ]
+    if features:
+        needed += IMAGE_SCORES
+    else:
+        needed += ["target_top1", *(name.replace("top1", "top5") for name in facts.top1)]
     for audit in facts.audits:
         if absent := [n for n in needed if n not in audit.scores or n not in audit.prior_only]:
             raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again")
-        controls, name = audit.controls, "similarity" if features else facts.top1[0]
-        if name not in controls.lift or not (controls.vacuous or name in controls.control_lift):
+        if [each.kind for each in audit.evaluators] != kinds:
+            raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
+        controls, name = audit.controls, audit.controls.deciding
+        if (
+            name not in audit.scores
+            or name not in controls.lift
+            or not (controls.vacuous or name in controls.control_lift)
+            or sum(each.decides for each in audit.evaluators) != 1
+        ):
             raise DataError(
                 f"{path} has no controls for audit {audit.label!r}, so it cannot be believed: "
                 "run again"
@@ -320,6 +317,7 @@ def _rows(path: Path, facts: RunFacts, images: Mapping[str, Tensor]) -> tuple[Au
             or ((place == 0 or audit.surface == "features") and names != facts.identities)
             or not set(audit.partial) <= set(names)
             or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.top1)
+            or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.verified)
             or not all(_is_mean(score, columns[name]) for name, score in audit.scores.items())
         ):
             raise DataError(

@@ -90,6 +90,24 @@ class Gallery(Part):
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A real image of a person beside a reconstruction, both large."""
+
+    name: str
+    real: str
+    reconstruction: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Pairs(Part):
+    """Large pairs of images of one audit."""
+
+    label: str
+    pairs: Sequence[Pair]
+
+
+@dataclass(frozen=True)
 class Figure(Part):
     """A drawing in a box."""
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from frostglass.defenses.base import defenses
+from frostglass.report.entry import Entry
 from frostglass.report.labels import titled
-from frostglass.report.load import FirstStage, TrainingFacts
-from frostglass.report.study import MAX_NAMED, Entry, Study, Subject, named
+from frostglass.report.networks import FirstStage, TrainingFacts
+from frostglass.report.study import MAX_NAMED, Study, Subject, named
 from frostglass.report.text import listed, number
 
 # Settings that have an effect only if another setting has this value.

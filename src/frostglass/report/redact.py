@@ -26,7 +26,7 @@ def without_names_and_faces(runs: Sequence[Run]) -> list[Run]:
             for each in run.rows
         )
         images = {name: redacted(pixels) for name, pixels in run.images.items()}
-        result.append(Run(document, parsed(document), rows, images))
+        result.append(Run(document, parsed(document), rows, images, redacted=True))
     return result
 
 

@@ -10,159 +10,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from torch import Tensor
-
-from frostglass.attacks.base import Surface, attacks
+from frostglass.attacks.base import Surface
 from frostglass.auditing.controls import LOW_TARGET_SUCCESS, WEAK_EMBEDDER
-from frostglass.core.types import CAPABILITIES
 from frostglass.defenses.base import defenses
-from frostglass.report.charts import Mark
-from frostglass.report.labels import known, titled
-from frostglass.report.load import Measured, Run, RunFacts, Utility
+from frostglass.report.entry import (
+    ADAPTIVE,
+    BLACK_BOX,
+    LABEL_ONLY,
+    LOSS_TYPES,
+    WHITE_BOX,
+    Entry,
+    SubjectKind,
+    strongest,
+)
+from frostglass.report.labels import known
+from frostglass.report.load import Run, RunFacts, Utility
 from frostglass.report.text import Kind, listed, spoken
 
 Tried = Literal["tried", "vacuous", "missing", "needless"]
-SubjectKind = Literal["undefended", "given", "defended"]
 
-UNPROTECTED, ADAPTIVE, LABEL_ONLY = "unprotected", "adaptive", "label-only"
-LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
-BLACK_BOX, WHITE_BOX = "black box", "white box"
 ATTACK_KINDS: dict[Surface, tuple[str, ...]] = {
     "model": (*LOSS_TYPES, LABEL_ONLY, ADAPTIVE),
     "features": (BLACK_BOX, WHITE_BOX, ADAPTIVE),
 }
 MAX_NAMED = 4  # subjects that a sentence names one by one
 MAX_SHOWN = 12  # audits that all have images and are listed one by one
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One audit as the page shows it; `method` names its attack, `label` also its subject."""
-
-    label: str
-    method: str
-    run: Run
-    number: int
-
-    @property
-    def facts(self) -> Any:
-        """The ModelAudit or FeatureAudit."""
-        return self.run.facts.audits[self.number]
-
-    @property
-    def surface(self) -> Surface:
-        return self.run.facts.surface
-
-    @property
-    def unit(self) -> Kind:
-        """How the score that counts is written."""
-        return "decimal" if self.surface == "features" else "percent"
-
-    @property
-    def vacuous(self) -> str:
-        return self.facts.controls.vacuous
-
-    @property
-    def reconstructions(self) -> Tensor:
-        return self.run.images[f"audit.{self.number}"]
-
-    @property
-    def evaluators(self) -> list[str]:
-        return self.run.facts.top1
-
-    @property
-    def strictest(self) -> str:
-        """The evaluator that recognises the fewest."""
-        return min(self.evaluators, key=lambda name: self.facts.scores[name].value)
-
-    @property
-    def measure(self) -> str:
-        """The score that counts."""
-        return "similarity" if self.surface == "features" else self.strictest
-
-    @property
-    def score(self) -> Measured:
-        return self.facts.scores[self.measure]
-
-    @property
-    def baseline(self) -> float:
-        """The same score of the prior-only baseline."""
-        return self.facts.prior_only[self.measure].value
-
-    @property
-    def title(self) -> str:
-        return titled(attacks, self.facts.attack)
-
-    @property
-    def defense(self) -> str:
-        """The defenses by name; several subjects may share it."""
-        titles = [titled(defenses, defense) for defense in self.facts.defenses]
-        if self.surface == "features":
-            return " + ".join(titles) or UNPROTECTED
-        return " + ".join(titles) or ("given model" if self.given else "undefended")
-
-    @property
-    def given(self) -> bool:
-        """Was the model given as weights? Then nothing is known about its training."""
-        return self.surface == "model" and bool(self.facts.training.recipe.get("weights"))
-
-    @property
-    def kind(self) -> SubjectKind:
-        return "defended" if self.facts.defenses else "given" if self.given else "undefended"
-
-    @property
-    def adaptive(self) -> bool:
-        """Does the attack adapt to a defense: average noise, bypass saturation, use CALoR's aim?"""
-        if self.surface == "features":
-            return "protection" in self.facts.access
-        attack = self.facts.attack
-        samples = attack.get("samples")
-        averages = isinstance(samples, int) and samples > 1
-        return averages or attack.get("straight_through") is True or attack.get("loss") == "aim"
-
-    @property
-    def access(self) -> str:
-        """The most the attack may use of a model; "" if unknown."""
-        granted = self.facts.access
-        return next((level for level in reversed(CAPABILITIES) if level in granted), "")
-
-    @property
-    def attack_kinds(self) -> list[str]:
-        adaptive = [ADAPTIVE] * self.adaptive
-        if self.surface == "features":
-            return [WHITE_BOX if "encoder" in self.facts.access else BLACK_BOX, *adaptive]
-        loss = self.facts.attack.get("loss")
-        kinds = [kind for kind, losses in LOSS_TYPES.items() if loss in losses]
-        return [*kinds, *[LABEL_ONLY] * (self.access == "labels"), *adaptive]
-
-    @property
-    def marks(self) -> list[Mark]:
-        scores, baseline = self.facts.scores, self.facts.prior_only
-        return [
-            Mark(scores[name].value, scores[name].low, scores[name].high, baseline[name].value)
-            for name in self.evaluators
-        ]
-
-    @property
-    def embeds(self) -> bool:
-        """Does the attack predict an embedding instead of an image?"""
-        return bool(getattr(known(attacks, self.facts.attack), "embeds", False))
-
-    @property
-    def by_person(self) -> Tensor:
-        """Mean similarity of the reconstructions of each person, (I,)."""
-        return self.run.rows[self.number].columns["similarity"].mean(1)
-
-    @property
-    def exposed(self) -> list[tuple[str, float]]:
-        """The most exposed people: with recognised shares, or mean similarities."""
-        worst = [(person.identity, person.value) for person in self.facts.worst]
-        return [each for each in worst if each[1] or self.surface == "features"]
-
-
-def strongest(entries: Iterable[Entry]) -> Entry:
-    """Return the entry with the highest score; on features, a sound one if there is any."""
-    return max(entries, key=lambda e: (e.surface == "features" and not e.vacuous, e.score.value))
 
 
 @dataclass(frozen=True)

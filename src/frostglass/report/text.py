@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 Kind = Literal[
-    "percent", "points", "gain", "count", "seconds", "ratio", "decimal", "change", "plain"
+    "percent", "rate", "points", "gain", "count", "seconds", "ratio", "decimal", "change", "plain"
 ]
 NARROW = "\u202f"  # a narrow space that does not break
 JOINER = "\u2060"  # forbids a line break
@@ -21,7 +21,9 @@ def number(value: float | None, kind: Kind = "plain") -> str:
     """Format a value; every number of a report goes through here."""
     if value is None:
         return "–"
-    if kind == "percent":
+    if kind == "rate" and value < 0.1:  # may be far below 1 %
+        text = f"{100 * value:.2g}{NARROW}%"
+    elif kind in ("percent", "rate"):
         text = f"{_trimmed(100 * value)}{NARROW}%"
     elif kind == "points":
         text = _trimmed(100 * value)
@@ -43,6 +45,10 @@ def number(value: float | None, kind: Kind = "plain") -> str:
 def _trimmed(value: float) -> str:
     """Format with at most one decimal, and no minus before a zero."""
     return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")
+
+
+def p_value_text(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
 
 
 def _duration(seconds: float) -> str:

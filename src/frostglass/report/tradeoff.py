@@ -9,6 +9,7 @@ from typing import Any, Literal, get_origin
 from frostglass.defenses.base import defenses
 from frostglass.report.labels import distinct, known
 from frostglass.report.plot import COLOURS, MARKS, PLAIN, Axis, Level, Plot, Point, Series
+from frostglass.report.recognition import rate, top1_short
 from frostglass.report.study import Study, Subject
 from frostglass.report.text import number, span
 
@@ -29,7 +30,8 @@ def tradeoff(study: Study) -> Plot | None:
     titles = [_title(subject) for subject in subjects]
     if study.surface == "model":
         across = _accuracies([subject.accuracy for subject in subjects])
-        upward = Axis(0.0, 1.02, "share recognised →", "percent")
+        title = f"share recognised (false-accept rate {rate(subjects[0].strongest)}) →"
+        upward = Axis(0.0, 1.02, title, "percent")
         opening = f"Accuracy on held-out images and share recognised of {len(subjects)} models. "
     else:
         same = subjects[0].facts.controls.references.same_person
@@ -106,7 +108,10 @@ def _title(subject: Subject) -> str:
     score = entry.score
     if entry.surface == "model":
         right, share = (number(x, "percent") for x in (subject.accuracy, score.value))
-        return f"{subject.name}{vacuous}: accuracy {right}, recognised {share} ({span(score)})"
+        return (
+            f"{subject.name}{vacuous}: accuracy {right}, recognised {share} ({span(score)}), "
+            f"{top1_short(entry)}"
+        )
     low, high = (number(x, "decimal") for x in _mcc(subject))
     return (
         f"{subject.name}{vacuous}: MCC {number(subject.utility.mean_mcc, 'decimal')} ({low} to "

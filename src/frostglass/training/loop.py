@@ -19,6 +19,7 @@ from frostglass.runtime.seeding import seed_for
 from frostglass.runtime.tensors import under_prefix, with_prefix
 from frostglass.store.files import Work
 from frostglass.training.build import check_recipe, check_training, untrained
+from frostglass.training.examine import examine
 from frostglass.training.settings import (
     Training,
     classes_of,
@@ -44,6 +45,8 @@ def train_target(
 ) -> Target:
     """Train a classifier on the private training images, or load `config.weights`.
 
+    Loaded weights are examined on all private images (`examine`), and refused if these show that
+    it is not the model that was meant.
     The epoch is selected by validation images only. A first stage that a defense or `config.start`
     asks for is trained too, unless its result is given as `start`. `perceptual` is a network whose
     layers compare images, for defenses that need one. A training interrupted in `work` resumes
@@ -68,6 +71,8 @@ def train_target(
     if config.weights:
         load_weights(target.module, config.weights)
         target.module.to(device)
+        if not split.train.pixels.is_meta:  # a dry run has no content to examine
+            target = examine(replace(target, classes=config.classes or classes), split)
     else:
         trainer = Trainer(config, target, split, defenses, perceptual, seed=seed, device=device)
         history, chosen = _fit(trainer, split.validation, work or Work.scratch())
@@ -145,8 +150,10 @@ def _info(
     info: dict[str, Any] = {
         "model": config.model,
         "parameters": sum(weight.numel() for weight in weights),
-        "accuracy": {name: accuracy(target, images) for name, images in parts.items()},
+        **target.info,  # of an examination, which measured the accuracy
     }
+    if "accuracy" not in info:
+        info["accuracy"] = {name: accuracy(target, images) for name, images in parts.items()}
     if not config.weights:
         size = TrainingSize(len(split.train), config.batch, config.epochs)
         info["trainable"] = sum(weight.numel() for weight in weights if weight.requires_grad)

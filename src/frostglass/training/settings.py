@@ -1,5 +1,6 @@
 """How a classifier is trained, on which images, and with which labels."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ class Training:
         mean, std: normalisation inside the model, one number per channel; none by default (images
             stay in [0, 1]).
         weights: a checkpoint to load instead of training.
+        classes: the people's names in the order of the outputs of `weights`, if that is not the
+            sorted one.
         start: where training begins: "public" for a training on the public people first, or a
             checkpoint; all but the head is taken.
         start_parts: the parts of the network to fill from that checkpoint, such as ["features"];
@@ -60,6 +63,7 @@ class Training:
     mean: tuple[float, ...] | None = None
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     weights: str | None = None
+    classes: tuple[str, ...] = ()
     start: str | None = None
     start_parts: tuple[str, ...] = ()
     epochs: Annotated[int, Field(ge=1)] = 20
@@ -89,8 +93,19 @@ class Training:
                 "weights are loaded instead of training, so there is nothing to start: "
                 "leave weights or start out"
             )
-        if twice := [name for name in self.attributes if self.attributes.count(name) > 1]:
-            raise ValueError(f"attributes: {twice[0]!r} is given twice: name each once")
+        if self.classes and not self.weights:
+            raise ValueError(
+                "classes: states the order of the outputs of weights that are loaded: set weights, "
+                "or leave it out"
+            )
+        if self.classes and self.attributes:
+            raise ValueError(
+                "classes: names people, and this model predicts attributes: leave it out, and name "
+                "attributes in the order of the outputs"
+            )
+        for setting, names in (("attributes", self.attributes), ("classes", self.classes)):
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                raise ValueError(f"{setting}: {twice[0]!r} is given twice: name each once")
 
     def files(self) -> list[Path]:
         """List the files this configuration reads."""

@@ -107,11 +107,6 @@ class Descent(ModelAttack):
         return 1
 
     @property
-    def ramp(self) -> Callable[[float], float] | None:
-        """Scale of the step size after a share of the steps."""
-        return None
-
-    @property
     def rows(self) -> int:
         return max(1, self.batch // self.looks)
 
@@ -177,6 +172,10 @@ class Descent(ModelAttack):
             self.betas,
             self.ramp,
         )
+
+    def ramp(self, step: int, steps: int) -> float:
+        """Return the scale of the size of a step, which is numbered from 1."""
+        return 1.0
 
     def penalty(self, family: Family, state: Tensor, rng: RowRng) -> Tensor | float:
         """Return a further loss, one value per row."""

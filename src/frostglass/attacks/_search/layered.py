@@ -1,6 +1,7 @@
 """A distribution for each layer of a StyleGAN."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ class Layered:
 
     A latent is (z_1, ..., z_layers) in one row. The first `led` layers have a distribution of their
     own, of the kind of `each`; all others share one standard normal z from further noise, which is
-    not optimised. KL = (1/layers) Σ_ℓ KL(q_ℓ ‖ N(0, I)), where layers that are not led add 0. The
-    state is (N, led, ...), with the state of `each` in place of the dots.
+    not optimised. KL is the mean or the sum over all layers of KL(q_ℓ ‖ N(0, I)), where layers that
+    are not led add 0. The state is (N, led, ...), with the state of `each` in place of the dots.
 
     Paper: Wang et al., Variational Model Inversion Attacks (VMI), NeurIPS 2021, arXiv 2201.10787.
     Differs: published layers that are not led have flows too, which no image shows; they stay at
@@ -29,11 +30,14 @@ class Layered:
         each: the distribution of one layer.
         layers: number of layers of the generator.
         led: number of layers, from the first, that follow a distribution.
+        reduction: of the KL of all layers; published "mean" for flows and mixtures, "sum" for
+            Gaussians.
     """
 
     each: Distribution
     layers: int
     led: int
+    reduction: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
         if not 1 <= self.led <= self.layers:
@@ -62,8 +66,8 @@ class Layered:
 
     def kl(self, state: Tensor, noise: Tensor) -> Tensor:
         shared, _ = self._noises(state, noise)
-        kl = self.each.kl(state.flatten(0, 1), shared)
-        return kl.unflatten(0, (-1, self.led)).sum(1) / self.layers
+        kl = self.each.kl(state.flatten(0, 1), shared).unflatten(0, (-1, self.led)).sum(1)
+        return kl if self.reduction == "sum" else kl / self.layers
 
     def _noises(self, state: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Split noise into ε, repeated for each led layer, and the latent of the other layers."""

@@ -43,8 +43,8 @@ class OptimizerSettings:
     """Optimiser, constraints and stopping rule of a search.
 
     `nesterov` is v ← μv - ηg, z ← z - μv_old + (1 + μ)v; `momentum` is v ← μv + g, z ← z - ηv;
-    `adam` has `betas`. `project(state, start)` constrains rows after each step. `ramp(t)` scales
-    the step size after the share t of the steps. With `patience`, a row stops early once its
+    `adam` has `betas`. `project(state, start)` constrains rows after each step. `ramp(step,
+    steps)` scales the size of a step, numbered from 1. With `patience`, a row stops early once its
     confidence has stayed within `flat` for that many steps, checked every 10 steps. A row below
     a confidence of 0.5 never stops early, because a confidence near 0 is flat too.
     """
@@ -57,7 +57,7 @@ class OptimizerSettings:
     flat: float = 0.01
     project: Callable[[Tensor, Tensor], Tensor] = lambda state, start: state
     betas: Betas = (0.9, 0.999)
-    ramp: Callable[[float], float] | None = None
+    ramp: Callable[[int, int], float] = lambda step, steps: 1.0
 
     def build(self, state: Tensor) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
@@ -95,9 +95,7 @@ def descend(
         loss, confidence = objective(state, labels[padded], row_rng)
         view.queries = before + (view.queries - before) * real // len(state)
         (state.grad,) = torch.autograd.grad(loss.sum(), state)
-        if settings.ramp:
-            share = (step - 1) / settings.steps
-            optimizer.param_groups[0]["lr"] = settings.lr * settings.ramp(share)
+        optimizer.param_groups[0]["lr"] = settings.lr * settings.ramp(step, settings.steps)
         optimizer.step()
         with torch.no_grad():
             state.copy_(settings.project(state, start[padded]))

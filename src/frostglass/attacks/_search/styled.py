@@ -6,7 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from frostglass.attacks._search.descent import Descent, brief_pool
+from frostglass.attacks._search.augmented import AugmentedDescent
+from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.start import POOL_CHUNK, pool_latents
@@ -46,6 +47,11 @@ class StyleSpace:
         return self.prior.latent if self._network is None else self._network.settings.w_dim
 
     @property
+    def layers(self) -> int:
+        """Number of layers that each take a style; latents serve all there are."""
+        return 1 if self._network is None else self._network.settings.num_ws
+
+    @property
     def activated(self) -> bool:
         """Whether styles are the output of an activation; latents are not."""
         return self._network is not None
@@ -65,28 +71,36 @@ class StyleSpace:
             return torch.zeros(self.size, device=device_of(self.prior.generator))
         return self._network.network.mapping.w_avg
 
+    def per_layer(self, styles: Tensor) -> Tensor:
+        """Return styles (..., size) for each layer, (..., layers, size), truncated up to `cutoff`.
+
+        Latents have no layers, and are truncated whatever the cutoff is.
+        """
+        if self._network is None:
+            return self.truncated(styles)[..., None, :]
+        cutoff = self.layers if self.cutoff is None else min(self.cutoff, self.layers)
+        first = self.truncated(styles)[..., None, :]
+        parts = [(first, cutoff), (styles[..., None, :], self.layers - cutoff)]
+        return torch.cat(
+            [part.expand(*styles.shape[:-1], count, self.size) for part, count in parts], dim=-2
+        )
+
     def images(self, styles: Tensor, *, truncate: bool = False) -> Tensor:
-        """Generate images of styles, the same in all layers; not clamped if the generator can."""
-        network = self._network
-        if network is None:
-            latents, generator = (
-                self.truncated(styles) if truncate else styles,
-                self.prior.generator,
-            )
-            if isinstance(generator, _Unclamped):
-                return generator.paint(latents)
-            return self.prior.images(latents)
-        layers = network.settings.num_ws
-        ws = styles[:, None].expand(-1, layers, -1)
-        if truncate:
-            cutoff = layers if self.cutoff is None else self.cutoff
-            first = self.truncated(styles)[:, None].expand(-1, min(cutoff, layers), -1)
-            ws = torch.cat([first, ws[:, cutoff:]], dim=1)
-        return network.paint(ws)
+        """Generate images of styles (N, size) for all layers, or (N, layers, size) for each.
+
+        They are not clamped if the generator can do without.
+        """
+        network, styles = self._network, self.per_layer(styles) if truncate else styles
+        if network is not None:
+            return network.paint(styles)
+        latents = styles[:, 0] if styles.ndim == 3 else styles
+        if isinstance(self.prior.generator, _Unclamped):
+            return self.prior.generator.paint(latents)
+        return self.prior.images(latents)
 
 
 @parameters
-class StyleDescent(Descent):
+class StyleDescent(AugmentedDescent):
     """Base of the attacks that search among styles, from the best of a pool of draws.
 
     Args:

@@ -45,7 +45,8 @@ class Brepmi(QueryAttack):
         attacked); here up to `tries`. A label that was hit less often than `candidates` has walks
         that share a start. One that was never hit keeps random draws of the prior, which the target
         does not call y: their confidence is 0, and no other's is. One image per person is
-        published; several `candidates` and `keep` are additions.
+        published; several `candidates` and `keep` are additions. MIBench's is another algorithm:
+        points inside attract too, every move is accepted, and nothing is clamped.
 
     Args:
         points: N, queries around a point. radius: the first R. growth: what R is multiplied by.

@@ -29,7 +29,7 @@ class Gmi(Descent):
         independent. The published code keeps the seed with the best target logit (`keep = 1`; here
         the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and
         the losses other than "ce" are additions from later attacks; the defaults are the published
-        form.
+        form. MIBench has plain momentum, no clamp, and the same starts for all people.
 
     Args:
         coupling: 60 in the KED and BiDO code, 100 in GMI's.

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.attacks._search.augmented import LOMMA
 from frostglass.attacks._search.ball import project_l1
+from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.fields import AtLeastOne, Count
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.runner import Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult, descend
 from frostglass.attacks.base import attacks
 from frostglass.attacks.model.ppa import Ppa
+from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -116,6 +119,7 @@ class Ifgmi(Ppa):
 
     Args:
         steps: of stage 0, published 50 for FaceScrub, 70 for CelebA, 100 for dogs.
+        milestones: as in PPA, counted anew in each stage; none published.
         block_steps: steps of the stages at blocks 1, 2, ...; published 10 or 25 at each of up to 7
             blocks, 4 blocks are 32 pixels.
         radii: r_i for each stage, that of stage 0 first.
@@ -128,6 +132,7 @@ class Ifgmi(Ppa):
     """
 
     title = "IF-GMI"
+    variants: ClassVar[Variants] = {**LOMMA, **ADAPTIVE}
 
     candidates: AtLeastOne = 50
     trials: Count = 0
@@ -143,6 +148,8 @@ class Ifgmi(Ppa):
             raise ValueError(
                 f"radii ({len(self.radii)}) must name one for each of the {stages} stages"
             )
+        if self.w_plus:
+            raise ValueError("ifgmi searches one style for all layers: set w_plus to false")
         if self.stage == "confident" and not self.trials:
             raise ValueError(
                 'stage "confident" compares images by trials: set trials to 1 or more, 100 as in '

@@ -30,7 +30,8 @@ class Kedmi(Descent):
         2010.04092.
     Differs: s is clamped to [-10, 4], because long schedules would let it diverge. The published
         code never checks that the GAN was fitted to the same target; here another one is refused.
-        Images are ordered by the target's margin; with keep = candidates · draws all are returned.
+        The published accuracy is the mean over all draws, none of them selected; so it is here with
+        keep = candidates · draws, the default. A smaller `keep` takes the target's favourites.
         Where paper and codes differ: log_variance is 1 in the KED and LOMMA code, 0 in BiDO's and
         TL-DMI's; the clamp of KED and BiDO only affects a printed number ("log", the same as
         "off"), that of LOMMA and TL-DMI the latents ("forward"); steps are 2400 (KED), 1500 (its

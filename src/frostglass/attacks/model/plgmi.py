@@ -29,6 +29,8 @@ class Plgmi(Descent):
         Adversarial Network, AAAI 2023, arXiv 2302.09814.
     Differs: any prior is accepted, also one that takes no label. The views are one affine sampling
         with bilinear weights where the published code crops, resizes and turns one after the other.
+        The published generator ends in tanh, whose values below 0 go to the target as they are;
+        the `conditional` prior's images lie in [0, 1].
 
     Args:
         shown: views of an image at each step; 2 published, 0 shows the image as it is.

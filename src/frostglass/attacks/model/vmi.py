@@ -29,15 +29,18 @@ class Vmi(Descent):
 
     Minimises E_{z~q} [weight · loss(T(G(z)), y)] + γ · KL(q ‖ N(0, I)) over q: a full Gaussian, a
     mixture of Gaussians, or a Glow-style flow. Layered, each layer ℓ of a StyleGAN has a q_ℓ and
-    takes the style of its own z_ℓ, all made of the same noise; KL is the mean over the layers.
+    takes the style of its own z_ℓ, all made of the same noise; KL is then the mean over the layers
+    for a flow or a mixture, their sum for a Gaussian, as the published code has it.
 
     Paper: Wang et al., Variational Model Inversion Attacks, NeurIPS 2021, arXiv 2201.10787.
     Differs: published on a StyleGAN2 or a DCGAN; any prior serves here. People are searched side by
         side, each with a distribution of its own. Every coordinate of the flow comes from the given
         noise, where the published one draws some again in its splits. `layered`, published for
         CelebA, is false by default because it needs a StyleGAN2; images of its layers that are not
-        led have one nuisance latent in common. BiDO's version stops at the epoch the evaluator
-        likes best; here nothing is chosen by an evaluator.
+        led have one nuisance latent in common. The published KL of a flow without layers, and of a
+        Gaussian, takes 1000 samples, here `points` or the exact value. BiDO's version stops at the
+        epoch the evaluator likes best; here nothing is chosen by an evaluator. Published options
+        that are left out: an entropy term (weight 0) and label smoothing (0).
 
     Args:
         q: "gaussian", "mixture" or "flow". components: of the mixture.
@@ -123,8 +126,11 @@ class Vmi(Descent):
             each = Mixture(prior.latent, self.components)
         else:
             each = Flow(prior.latent, self.depth, self.levels, self.hidden)
+        if not self.layered:
+            return each
         layers = 2 * prior.blocks
-        return Layered(each, layers, self.identity_layers or layers) if self.layered else each
+        reduction: Literal["mean", "sum"] = "sum" if self.q == "gaussian" else "mean"
+        return Layered(each, layers, self.identity_layers or layers, reduction)
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         zeros = at_zero(prior, labels, self.candidates)

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from frostglass.metrics.base import SHARES
 from frostglass.report import parts
 from frostglass.report.answer import answer
 from frostglass.report.charts import shape
-from frostglass.report.load import Network, Run
+from frostglass.report.entry import Entry, strongest
+from frostglass.report.load import Run
+from frostglass.report.networks import EvaluatorFacts
+from frostglass.report.panels.closest import closest_sections
 from frostglass.report.panels.images import images_section
+from frostglass.report.panels.verification import verification_section
 from frostglass.report.plot import NARROW, draw, key
-from frostglass.report.study import Entry, Study, Subject, strongest
+from frostglass.report.recognition import top1_short
+from frostglass.report.study import Study, Subject
 from frostglass.report.text import Kind, number, slug, span, spoken, toml
 from frostglass.report.tradeoff import tradeoff
 
@@ -35,7 +41,10 @@ def panel(
     below: Sequence[parts.Section],
 ) -> parts.Panel:
     """Put answer, tiles and notes before the sections, images and settings between and after."""
-    sections = [*above, images_section(study, image_bytes), *below, settings_section(study)]
+    closest, used = closest_sections(study, image_bytes // 2)
+    images = images_section(study, image_bytes - used)
+    checked = verification_section(study)
+    sections = [*above, *closest, images, checked, *below, settings_section(study)]
     said, sound = answer(study), [s for s in study.subjects if not s.vacuous]
     tiles = [_tile(study, subject) for subject in sound] if len(sound) <= MAX_TILES else []
     reasons = [(names, reason) for reason, names in study.vacuous_reasons.items()]
@@ -46,7 +55,8 @@ def panel(
 
 
 def _tile(study: Study, subject: Subject) -> parts.Tile:
-    unit, small = "recognised", f"model accuracy {number(subject.accuracy, 'percent')}"
+    accuracy = f"model accuracy {number(subject.accuracy, 'percent')}"
+    unit, small = "recognised", f"{top1_short(subject.strongest)} · {accuracy}"
     if study.surface == "features":
         unit, small = "similarity", f"server’s MCC {number(subject.utility.mean_mcc, 'decimal')}"
     return parts.Tile(subject.name, number(subject.strongest.score.value, study.unit), unit, small)
@@ -118,7 +128,7 @@ def tradeoff_parts(study: Study) -> list[parts.Part]:
     if study.surface == "model":
         label, point, plain = "Accuracy and leakage of each model", "model", "the undefended model"
         safe, best = "private model", "accurate"
-        bars = "Vertical bars are 95 % intervals of the strictest evaluator"
+        bars = "Vertical bars are 95 % intervals over people"
     else:
         label, point = "Utility and similarity under each protection", "protection"
         plain, safe, best = "unprotected features", "safe feature", "useful to the server"
@@ -175,15 +185,19 @@ def strongest_note(study: Study, rule: str) -> list[str]:
 def evaluator_checks(study: Study) -> list[tuple[str, str, parts.Cell]]:
     """Return name, meaning and verdict of each evaluator's own quality."""
 
-    def check(place: int, network: Network) -> tuple[str, str, parts.Cell]:
-        right = network.accuracy.test
+    def check(place: int, network: EvaluatorFacts) -> tuple[str, str, parts.Cell]:
         status: parts.Status = "void" if study.vacuous else "ok"
-        meaning = (
-            f"Accuracy of this evaluator ({network.model}) on held-out private images. A weak "
-            "evaluator overlooks leaks."
-        )
-        cell = parts.verdict(number(right, "percent"), "look" if right < 0.9 else status)
-        return f"Evaluator {place}", meaning, cell
+        accepted = f"accepts {number(network.verifier.true_accepts[0], 'percent')}"
+        text, small = accepted, [] if network.accuracy is None else [accepted]
+        meaning = f"Share of held-out private images that this verifier ({network.model}) accepts."
+        if network.accuracy is not None:
+            text = number(network.accuracy.test, "percent")
+            meaning = (
+                f"Accuracy of this classifier ({network.model}) on held-out private images, and "
+                "the share of them that it accepts as their person."
+            )
+        cell = parts.verdict(text, "look" if network.excluded else status, *small)
+        return f"Evaluator {place}", f"{meaning} A weak evaluator overlooks leaks.", cell
 
     return [check(place, network) for place, network in enumerate(study.first.evaluators, 1)]
 
@@ -239,14 +253,20 @@ def closing_controls(study: Study) -> list[parts.Part]:
 
 def score_cell(entry: Entry, name: str) -> parts.Cell:
     """Return a score with its interval and the prior-only baseline."""
-    unit: Kind = "percent" if name.startswith(("top", "target")) else "decimal"
+    unit: Kind = "percent" if name.startswith(SHARES) else "decimal"
     score, baseline = entry.facts.scores[name], entry.facts.prior_only[name].value
     small = [span(score, unit), f"prior only {number(baseline, unit)}"]
     return parts.Cell(number(score.value, unit), small)
 
 
-def evaluator_head(place: int) -> Markup:
-    return Markup("{} evaluator\u00a0{} recognises").format(shape(place), place + 1)
+def recognised_head(study: Study) -> Markup:
+    place = study.entries[0].verifier
+    return Markup("{} recognised (evaluator\u00a0{})").format(shape(place - 1), place)
+
+
+def top1_head(name: str) -> Markup:
+    place = int(name.rpartition("_")[2])
+    return Markup("{} top-1 of evaluator\u00a0{}").format(shape(place - 1, False), place)
 
 
 def entry_cell(entry: Entry) -> parts.Cell:

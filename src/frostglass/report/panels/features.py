@@ -4,9 +4,11 @@ import torch
 
 from frostglass.metrics._lda import lda_chance
 from frostglass.report import parts
+from frostglass.report.entry import Entry, strongest
 from frostglass.report.load import Utility
 from frostglass.report.panels import common
-from frostglass.report.study import Entry, Study, strongest
+from frostglass.report.recognition import rate
+from frostglass.report.study import Study
 from frostglass.report.text import number, span
 
 ACCESS = {
@@ -67,6 +69,9 @@ def _definitions(study: Study) -> list[str]:
         f"“Utility” is how well the server predicts attributes of the same {images} held-out "
         "images: MCC, the mean over attributes of Matthews correlation, is 1 for perfect "
         "predictions and 0 for random ones.",
+        f"“Recognised” means that evaluator {study.entries[0].verifier} accepts the image as the "
+        f"person, at a false-accept rate of {rate(study.entries[0])}. “Top-1” means that a "
+        "classifier of the private people ranks the person first, which is not recognition.",
         *common.strongest_note(study, rule),
     ]
 
@@ -123,9 +128,8 @@ def _matrix(study: Study) -> parts.Section:
 
 
 def _scores(study: Study) -> parts.Section:
-    evaluators = range(len(study.first.evaluators))
-    head: list[parts.Cell | str] = ["audit", "similarity"]
-    head += [common.evaluator_head(place) for place in evaluators]
+    head: list[parts.Cell | str] = ["audit", "similarity", common.recognised_head(study)]
+    head += [common.top1_head(name) for name in study.first.top1]
     head += ["SSIM", "PSNR, dB", "FSIM", "feature explained"]
     more = ["audit", "EMD to prior only", "separation of people (LDA)", "distance to real images"]
     more += ["queries", "time", "attacker’s access"]
@@ -149,7 +153,7 @@ def _score_row(entry: Entry) -> list[parts.Cell | str]:
     small = [*similarity.small, f"above {number(lift.value, 'change')} ({low} to {high})"]
     if entry.embeds:
         small.append(f"image shown {number(facts.scores['face_similarity'].value, 'decimal')}")
-    names = (*entry.evaluators, "ssim", "psnr", "fsim")
+    names = (entry.verified, *entry.top1, "ssim", "psnr", "fsim")
     return [
         common.entry_cell(entry),
         parts.Cell(similarity.text, small),

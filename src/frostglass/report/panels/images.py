@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from frostglass.report.charts import THUMBNAIL, data_uri, shape
+from frostglass.report.entry import Entry
 from frostglass.report.parts import (
     Cell,
     Details,
@@ -17,7 +18,8 @@ from frostglass.report.parts import (
     Thumbnail,
     named_cell,
 )
-from frostglass.report.study import Entry, Study
+from frostglass.report.recognition import top1_short
+from frostglass.report.study import Study
 from frostglass.report.text import number
 
 PEOPLE_SHOWN = 16  # in the first table of images; the others are folded away
@@ -82,20 +84,24 @@ def _note(study: Study) -> str:
         kept = f" (the first of {count} kept)" if study.candidates > 1 else ""
         return (
             f"Each column is one person: a private image, then what {each} attack "
-            f"reconstructed{kept}. The marks under an image are the evaluators' verdicts on it."
+            f"reconstructed{kept}. The marks under an image say which evaluators accept it."
         )
     first = "first image" if study.subjects[0].facts.images_per_person > 1 else "image"
     return (
         f"Each column is one person: the {first} whose feature left the device, then what {each} "
         "attack reconstructed from it; always the first reconstruction, not the best. Under an "
-        "image: its similarity, and the evaluators’ verdicts."
+        "image: its similarity, and which evaluators accept it."
     )
 
 
 def legend(study: Study) -> Items:
     items: list[str] = [
-        Markup("Evaluator {} ({}): {} recognises the person, {} does not").format(
-            place + 1, network.model, shape(place), shape(place, False)
+        Markup("Evaluator {} ({}{}): {} accepts it as the person, {} does not").format(
+            place + 1,
+            network.model,
+            ", decides" if network.decides else ", excluded" if network.excluded else "",
+            shape(place),
+            shape(place, False),
         )
         for place, network in enumerate(study.first.evaluators)
     ]
@@ -108,7 +114,7 @@ def _gallery(study: Study, places: Sequence[int]) -> Gallery:
     names = [study.first.identities[place] for place in places]
     images, features = study.runs[0].images, study.surface == "features"
     private = images["victims"][:, 0] if features else images["private"]
-    header = Cell("private image", ["stays on the device" if features else "must stay private"])
+    header = Cell("private image", ["stays on the device" if features else "held out of training"])
     rows: list[tuple[Cell, Sequence[Thumbnail | None]]] = [
         (
             header,
@@ -120,7 +126,7 @@ def _gallery(study: Study, places: Sequence[int]) -> Gallery:
     ]
     for entry in study.shown:
         score = number(entry.score.value, study.unit)
-        text = f"similarity {score}" if features else f"{score} recognised"
+        text = f"similarity {score}" if features else f"{score} recognised, {top1_short(entry)}"
         text += ", vacuous" if entry.vacuous else ""
         text += "; a stranger who looks like the embedding" if entry.embeds else ""
         thumbnails = [_thumbnail(entry, name) for name in names]
@@ -138,13 +144,13 @@ def _thumbnail(entry: Entry, name: str) -> Thumbnail | None:
     def value(column: str) -> float:
         return rows.columns[column][place, 0].item()
 
-    verdicts = [value(evaluator) == 1 for evaluator in entry.evaluators]
+    verdicts = [value(name) == 1 for name in entry.run.facts.verified]
     return Thumbnail(
         data_uri(entry.reconstructions[place, 0]),
         f"reconstruction of {name}, {entry.label}",
         Markup("").join(shape(number, yes) for number, yes in enumerate(verdicts)),
         ", ".join(
-            f"evaluator {place} {'recognises' if yes else 'does not recognise'} it"
+            f"evaluator {place} {'accepts' if yes else 'does not accept'} it"
             for place, yes in enumerate(verdicts, 1)
         ),
         number(value("similarity"), "decimal") if entry.surface == "features" else "",

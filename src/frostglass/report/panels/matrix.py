@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from frostglass.report.entry import LABEL_ONLY, Entry, strongest
 from frostglass.report.panels import common
 from frostglass.report.parts import Cell, Note, Part, Section, Table
-from frostglass.report.study import LABEL_ONLY, Entry, Study, Subject, strongest
+from frostglass.report.recognition import rate, top1_short
+from frostglass.report.study import Study, Subject
 from frostglass.report.text import JOINER, listed, number, span, spoken
 
 FEWEST = 2  # models, and attacks; below that the other tables say it all
@@ -18,15 +20,7 @@ def has_matrix(study: Study) -> bool:
 
 def matrix_section(study: Study) -> Section:
     def small(square: common.Square) -> list[str]:
-        """The shares of the evaluators that are not the strictest."""
-        if square.entry is None:
-            return []
-        scores, strictest = square.entry.facts.scores, square.entry.strictest
-        return [
-            f"evaluator {place}: {number(scores[name].value, 'percent')}"
-            for place, name in enumerate(square.entry.evaluators, 1)
-            if name != strictest
-        ]
+        return [] if square.entry is None else [top1_short(square.entry)]
 
     rows: list[list[Cell | str]] = [
         [
@@ -39,10 +33,12 @@ def matrix_section(study: Study) -> Section:
         rows.append([method, *(common.square_cell(each, s, small(each)) for each, s in pairs)])
     rows.append([Cell("strongest", css="sum"), *map(_strongest, study.subjects)])
     people = "images" if study.candidates > 1 else "people"
-    others = "others" if len(study.first.evaluators) > 2 else "other"
     label = "Every attack on every model"
     parts: list[Part] = [
-        Note(f"Share of {people} recognised by the strictest evaluator; small: by the {others}."),
+        Note(
+            f"Share of {people} recognised at a false-accept rate of {rate(study.entries[0])}; "
+            "small: top-1 of the classifiers."
+        ),
         Table(label, ["attack", *(subject.name for subject in study.subjects)], rows, "pairs"),
         common.matrix_legend(study, "strongest attack on the model"),
         *(Note(text, "after") for text in attack_notes(study)),
@@ -96,8 +92,7 @@ def _strongest_notes(subjects: Sequence[Subject], *, vacuous: bool) -> list[str]
         notes.append(f"{listed(parts)}{ties}.")
     if unbroken := [s.name for s, methods in zip(subjects, best, strict=True) if not methods]:
         notes.append(
-            f"No reconstruction from {listed(unbroken)} was recognised by the strictest evaluator, "
-            "whatever the attack."
+            f"No reconstruction from {listed(unbroken)} would be recognised, whatever the attack."
         )
     return notes
 
