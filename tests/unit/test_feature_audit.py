@@ -110,6 +110,7 @@ def test_steps_are_shared_between_experiments(finished):
     assert made(folder) == {
         "split": 1,
         "target": 5,
+        "verifier": 2,
         "prior": 1,
         "pretrain": 4,
         "release": 3 + 1 + 3,

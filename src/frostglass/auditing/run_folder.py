@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from frostglass.auditing.controls import deciding_evaluator, exclusions, worst_identities
+from frostglass.auditing.controls import (
+    Controls,
+    deciding_evaluator,
+    exclusions,
+    worst_identities,
+)
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
@@ -117,12 +122,7 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
             for number in numbers
             if exp.surface == "model"
         },
-        "controls": asdict(audit.controls)
-        | {
-            "headline": plain_scores(audit.controls.headline),
-            "lift": plain_scores(audit.controls.lift),
-            "control_lift": plain_scores(audit.controls.control_lift),
-        },
+        "controls": _controls(audit.controls),
         "worst": [
             {"identity": name, "value": value}
             for name, value in worst_identities(
@@ -144,6 +144,11 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         },
     }
     return facts | _feature_facts(audit)
+
+
+def _controls(controls: Controls) -> dict[str, Any]:
+    names = ("headline", "lift", "control_lift")
+    return asdict(controls) | {name: plain_scores(vars(controls)[name]) for name in names}
 
 
 def _feature_facts(audit: Audit) -> dict[str, Any]:

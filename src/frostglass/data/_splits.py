@@ -49,19 +49,7 @@ def make_split(
     counted in the manifest. If public images have no identities, the manifest says so:
     `public_people` is "unknown".
     """
-    # Evaluators take theirs last, so that test and validation do not depend on them.
-    shares = {"test": test_fraction, "validation": validation_fraction}
-    shares[EVALUATORS] = evaluator_fraction
-    if not (
-        test_fraction > 0
-        and validation_fraction > 0
-        and evaluator_fraction >= 0
-        and sum(shares.values()) < 1
-    ):
-        raise ConfigError(
-            f"test_fraction {test_fraction} and validation_fraction {validation_fraction} must be "
-            f"above 0, evaluator_fraction {evaluator_fraction} at least 0, and all together below 1"
-        )
+    shares = _shares(test_fraction, validation_fraction, evaluator_fraction)
     private, public = dataset.tables()
     if problems := [*label_problems("private", private), *label_problems("public", public)]:
         raise DataError("; ".join(problems))
@@ -83,6 +71,16 @@ def make_split(
     split = _joined(parts, manifest)
     check_split(split)
     return split
+
+
+def _shares(test: float, validation: float, evaluators: float) -> dict[str, float]:
+    """Return the shares by part; evaluators come last, so that the others do not depend on them."""
+    if not (test > 0 and validation > 0 and evaluators >= 0 and test + validation + evaluators < 1):
+        raise ConfigError(
+            f"test_fraction {test} and validation_fraction {validation} must be above 0, "
+            f"evaluator_fraction {evaluators} at least 0, and all together below 1"
+        )
+    return {"test": test, "validation": validation, EVALUATORS: evaluators}
 
 
 def check_people(images: Sequence[int]) -> None:

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from frostglass.attacks.base import Attack, invert
+from frostglass.attacks.base import Attack
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import blank_view
 from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
 from frostglass.core.prior import Prior
-from frostglass.core.types import CAPABILITIES, Target
+from frostglass.core.types import Target
 from frostglass.data._splits import MIN_IMAGES, check_people
 from frostglass.data.base import listed
 from frostglass.defenses import compose
@@ -31,9 +31,10 @@ from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.class_order import check_names
 from frostglass.models.cut import halves
-from frostglass.plan.brief import SHOWN, blank_split, head
-from frostglass.plan.dry_run import DryRunWork, without_floats
-from frostglass.plan.ledger import META, Ledger
+from frostglass.plan.attack_problems import access_problems, pretraining_problems
+from frostglass.plan.brief import blank_split
+from frostglass.plan.dry_run import without_floats
+from frostglass.plan.ledger import Ledger
 from frostglass.priors.base import PriorMethod
 from frostglass.runtime.seeding import seeded
 from frostglass.store.keys import plain
@@ -363,12 +364,15 @@ class _Checks:
                 depends = (plain(attack.pretraining, "", False), exp.target, networks.keys())
                 key = f"{without_floats(list(depends))}"
                 if key not in self._known:
-                    self._known[key] = _pretraining_problems(attack, target, assets)
+                    self._known[key] = pretraining_problems(attack, target, assets)
                 problems = self._known[key]
             return problems
         prior = self._untrained(method) if method else None
         view = target.view(attack.access)  # type: ignore[arg-type]
-        return [*attack.problems(view, replace(assets, prior=prior)), *_access(attack, method)]
+        return [
+            *attack.problems(view, replace(assets, prior=prior)),
+            *access_problems(attack, method),
+        ]
 
 
 def _starts_public(config: Training, defenses: Sequence[Defense]) -> bool:
@@ -377,35 +381,3 @@ def _starts_public(config: Training, defenses: Sequence[Defense]) -> bool:
     if stage is None:
         return False
     return stage.data == "public" or _starts_public(stage.config, stage.defenses)
-
-
-def _access(attack: Attack, method: PriorMethod | None) -> list[str]:
-    """Check that a tied prior is fitted with no more access than the attack has."""
-    granted = max(CAPABILITIES.index(access) for access in attack.access)
-    while method is not None:
-        if method.access and CAPABILITIES.index(method.access) > granted:
-            return [
-                f"{attack.name} has access to {attack.access[0]} only, and the {method.name} prior "
-                f"is fitted with {method.access}. Use a prior that is fitted to no target."
-            ]
-        method = method.base_method
-    return []
-
-
-def _pretraining_problems(attack: Attack, target: Target, assets: Assets) -> list[str]:
-    """Dry-run the training of an attack on a few images: its networks must fit the features."""
-    assert attack.pretraining is not None
-    target = replace(target, module=deepcopy(target.module).to(META))
-    public = head(assets.require_public(), SHOWN)
-    known = replace(assets, public=public, prior=None, amortizer=None)
-    brief = attack.pretraining.brief()
-    ledger = Ledger()
-    try:
-        with ledger:
-            view = blank_view(target, brief)
-            invert(brief, view, known, people=range(2), work=DryRunWork(ledger))
-    except FrostglassError as error:
-        return list(error.problems)
-    except MODEL_ERRORS:  # cannot be dry-run; `check` says so
-        pass
-    return []

@@ -1,0 +1,47 @@
+"""Problems of an attack that show before a run: its access, and the networks it trains first."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+from frostglass.attacks.base import Attack, invert
+from frostglass.auditing.products import blank_view
+from frostglass.core.assets import Assets
+from frostglass.core.errors import FrostglassError
+from frostglass.core.types import CAPABILITIES, Target
+from frostglass.models.base import MODEL_ERRORS
+from frostglass.plan.brief import SHOWN, head
+from frostglass.plan.dry_run import DryRunWork
+from frostglass.plan.ledger import META, Ledger
+from frostglass.priors.base import PriorMethod
+
+
+def access_problems(attack: Attack, method: PriorMethod | None) -> list[str]:
+    """Check that a tied prior is fitted with no more access than the attack has."""
+    granted = max(CAPABILITIES.index(access) for access in attack.access)
+    while method is not None:
+        if method.access and CAPABILITIES.index(method.access) > granted:
+            return [
+                f"{attack.name} has access to {attack.access[0]} only, and the {method.name} prior "
+                f"is fitted with {method.access}. Use a prior that is fitted to no target."
+            ]
+        method = method.base_method
+    return []
+
+
+def pretraining_problems(attack: Attack, target: Target, assets: Assets) -> list[str]:
+    """Dry-run the training of an attack on a few images: its networks must fit the features."""
+    assert attack.pretraining is not None
+    target = replace(target, module=deepcopy(target.module).to(META))
+    public = head(assets.require_public(), SHOWN)
+    known = replace(assets, public=public, prior=None, amortizer=None)
+    brief = attack.pretraining.brief()
+    ledger = Ledger()
+    try:
+        with ledger:
+            view = blank_view(target, brief)
+            invert(brief, view, known, people=range(2), work=DryRunWork(ledger))
+    except FrostglassError as error:
+        return list(error.problems)
+    except MODEL_ERRORS:  # cannot be dry-run; `check` says so
+        pass
+    return []
