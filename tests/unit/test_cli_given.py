@@ -107,3 +107,13 @@ def test_an_order_that_cannot_be_meant(settings, message):
 
 def test_show_explains_classes():
     assert "the people's names in the order of the outputs" in frostglass("show", "target").out
+
+
+def test_check_estimates_a_config_with_given_networks(here, private):
+    """A dry run has no images to examine; an order that is stated is not an obstacle."""
+    save_file(fitted(private), here / "w.safetensors")
+    order = json.dumps(private.names)
+    settings = changed(*LINEAR, f"target.classes={order}")
+    result = frostglass("check", "given.toml", *settings)
+    assert result.code == 0, result.err
+    assert "loads weights" in result.out
