@@ -2,7 +2,6 @@
 
 import csv
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from frostglass.core.errors import ConfigError, DataError
 from frostglass.metrics._stats import interval, interval_over_seeds
 from frostglass.report.load import AuditRows, Run
 from frostglass.report.seeds import seed_rows, seed_table
+from run_folders import BROKEN, make_run
 
 PEOPLE = 20
 
@@ -72,7 +72,7 @@ def test_audits_that_differ_only_in_seed_are_one_row():
     assert plain.shares["verified, first"].value == pytest.approx(12 / 20)
     assert calor.shares["verified, first"].value == pytest.approx(4 / 20)
     assert calor.shares["strict, first"].value == pytest.approx(2 / 20)
-    assert calor.shares["top-1, resnet"].value == pytest.approx(18 / 20)
+    assert calor.shares["top-1, evaluator 1 (resnet)"].value == pytest.approx(18 / 20)
     assert calor.shares["verified, prior only"].value == 0
     assert calor.notes == ()
 
@@ -171,11 +171,21 @@ def test_what_cannot_be_one_table_is_refused():
         seed_rows([mixed])
 
 
-def test_the_command_prints_the_table(monkeypatch):
-    runs = {Path("a"): run(grid("undefended", [12, 10]))}
-    monkeypatch.setattr("frostglass.report.load.read_run", runs.__getitem__)
-    result = frostglass("report", "a", "--table", "csv")
+def test_the_command_prints_the_table_of_run_folders(tmp_path):
+    folders = [
+        make_run(
+            tmp_path / str(seed),
+            [{**BROKEN, "seed": seed, "hits": (20, 19), "verified": verified}],
+            settings={"name": "trial", "seed": seed},
+        )
+        for seed, verified in enumerate([9, 10, 14])
+    ]
+    result = frostglass("report", *folders, "--table", "csv")
     assert result.code == 0
-    assert result.out.startswith("audit,accuracy,accuracy low,accuracy high,")
-    line = error_of(frostglass("report", "a", "--table", "xml"))
+    (row,) = csv.DictReader(io.StringIO(result.out))
+    assert float(row["verified, first"]) == pytest.approx(11 / 20)
+    assert float(row["top-1, evaluator 1 (resnet)"]) == 1
+    assert float(row["top-1, evaluator 2 (resnet)"]) == pytest.approx(0.95)
+    assert row["seeds"] == "0 1 2"
+    line = error_of(frostglass("report", *folders, "--table", "xml"))
     assert line == "table: expected markdown or csv, got 'xml'"

@@ -108,15 +108,16 @@ def _row(label: str, audits: Sequence[_Audit]) -> SeedRow:
         "verified, first": _share(audits, deciding, "first"),
         "verified, any": _share(audits, deciding, "any"),
         "strict, first": _share(audits, strict, "first"),
-        **{
-            f"top-1, {audits[0].facts['evaluators'][int(name[5:]) - 1]['model']}": _share(
-                audits, [name] * len(audits), "mean"
-            )
-            for name in names
-        },
+        **{_title(audits[0], name): _share(audits, [name] * len(audits), "mean") for name in names},
         "verified, prior only": _baseline(audits, deciding),
     }
     return SeedRow(label, seeds, len(audits[0].rows.names), shares, _notes(audits))
+
+
+def _title(audit: _Audit, name: str) -> str:
+    """Name a column of top-1 by its evaluator; two may have the same architecture."""
+    number = int(name.rpartition("_")[2])
+    return f"top-1, evaluator {number} ({audit.facts['evaluators'][number - 1]['model']})"
 
 
 def _share(audits: Sequence[_Audit], names: Sequence[str], convention: str) -> Share:
