@@ -134,7 +134,7 @@ def test_other_people_change_nothing(name):
 
 
 def test_restart_changes_nothing(name):
-    attack = small(name, batch=4)
+    attack = small(name, batch=2)
     world = (target(), usable(name))
     whole = run(attack, world)
     work = MemoryWork(saves_before_death=2)

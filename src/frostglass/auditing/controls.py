@@ -197,8 +197,10 @@ def _unbroken(reached: Score, p_value: float, margin: float) -> str:
     people = f"about {needed:,} people" if needed else "more people than anyone has"
     chance = f"p = {p_value:.2g}, required below {LEVEL}; {people} would show such a difference"
     few = f"less than the margin of {margin:.2f}"
+    word, _, number = reached.name.partition("_")
+    what = f"the share that evaluator {number} recognises" if number else word
     return (
-        f"the same attack does not break the undefended model: {reached.name} is "
+        f"the same attack does not break the undefended model: {what} is "
         f"{reached.value:.2f} above the prior-only baseline for {len(reached.values)} people "
         f"({few if p_value < LEVEL else chance}): it cannot show that a defense works"
     )
