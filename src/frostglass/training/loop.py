@@ -21,6 +21,7 @@ from frostglass.store.files import Work
 from frostglass.training.build import check_recipe, check_training, untrained
 from frostglass.training.examine import examine
 from frostglass.training.settings import (
+    FirstStage,
     Training,
     classes_of,
     first_stage,
@@ -69,10 +70,7 @@ def train_target(
     history: History = []
     chosen: int | None = None
     if config.weights:
-        load_weights(target.module, config.weights)
-        target.module.to(device)
-        if not split.train.pixels.is_meta:  # a dry run has no content to examine
-            target = examine(replace(target, classes=config.classes or classes), split)
+        target = _given(config, target, split, device)
     else:
         trainer = Trainer(config, target, split, defenses, perceptual, seed=seed, device=device)
         history, chosen = _fit(trainer, split.validation, work or Work.scratch())
@@ -80,14 +78,27 @@ def train_target(
     info = _info(config, target, split, defenses)
     info |= {"history": history, "selected_epoch": chosen}
     if first and start:
-        info["first_stage"] = {
-            "data": first.data,
-            "epochs": first.config.epochs,
-            "classes": len(start.classes),
-            "accuracy": start.info["accuracy"],
-            "before": start.info.get("first_stage"),
-        }
+        info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
+
+
+def _stage_facts(stage: FirstStage, start: Target) -> dict[str, Any]:
+    return {
+        "data": stage.data,
+        "epochs": stage.config.epochs,
+        "classes": len(start.classes),
+        "accuracy": start.info["accuracy"],
+        "before": start.info.get("first_stage"),
+    }
+
+
+def _given(config: Training, target: Target, split: Split, device: torch.device) -> Target:
+    """Load weights that were not trained here, and examine them on the private images."""
+    load_weights(target.module, str(config.weights))
+    target.module.to(device)
+    if split.train.pixels.is_meta:  # a dry run has no content to examine
+        return target
+    return examine(replace(target, classes=config.classes or target.classes), split)
 
 
 def _check(
