@@ -4,9 +4,9 @@ The prior learned from public people of another style, so it cannot draw the pri
 attack still finds images that a classifier of 20 people assigns to the attacked person,
 because one of them must win. A verifier that never saw the people does not accept them.
 
-The settings were found on these people, and the flag is not certain on others. Of three worlds tried
-it was raised in this one (top-1 75 %, verified 15 %). It was not with 20 people from 6000 (verified
-15 %, the gap not significant) nor with 32 people from 7000 (top-1 34 %, verified 16 %).
+The settings were found on these people, and the flag is not certain on others. Of three worlds
+tried it was raised in this one (top-1 75 %, verified 15 %). It was not with 20 people from 6000
+(verified 15 %, the gap not significant) nor with 32 from 7000 (top-1 34 %, verified 16 %).
 """
 
 import pytest
