@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from frostglass.defenses.base import Defense
     from frostglass.deploy.client import Client, split_model
     from frostglass.deploy.server import Server
+    from frostglass.evaluators.embedder import Embedder, read_embedder
+    from frostglass.evaluators.verifier import Verifier, enrol
     from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
     from frostglass.models.cut import cut
     from frostglass.models.wrap import wrap

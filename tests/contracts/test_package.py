@@ -41,12 +41,13 @@ RUNG = {name: height for height, names in enumerate(LADDER) for name in names}
 
 PUBLIC = [
     "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client", "Dataset", "Defense",
-    "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method", "Metric",
-    "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score", "Server",
-    "Split", "Store", "Target", "Training", "Work", "audit", "build_report", "cut", "estimate",
-    "examine", "experiments", "invert", "make_split", "measure", "parameters", "prior_only",
-    "problems", "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target",
-    "wrap", "write_prior", "write_run",
+    "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
+    "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
+    "Server", "Split", "Store", "Target", "Training", "Verifier", "Work", "audit",
+    "build_report", "cut", "enrol", "estimate", "examine", "experiments", "invert",
+    "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
+    "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
+    "write_prior", "write_run",
 ]  # fmt: skip
 
 LONGEST_FILE = 400

@@ -465,7 +465,7 @@ def test_the_surface_follows_from_the_cut():
     assert (model.surface, model.attack.name, model.prior.name) == ("model", "gmi", "wgan")
     assert (features.surface, features.attack.name, features.prior) == ("features", "decoder", None)
     assert [metric.name for metric in features.metrics] == [
-        "verification", "recognition", "face", "likeness", "manifold",
+        "verification", "top1", "face", "likeness", "manifold",
     ]  # fmt: skip
 
 

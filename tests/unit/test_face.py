@@ -1,4 +1,4 @@
-"""Face similarity and recognition, each against a slow reference."""
+"""Face similarity and top-1, each against a slow reference."""
 
 import itertools
 from dataclasses import replace
@@ -21,7 +21,7 @@ from frostglass.core.types import Images, Target
 from frostglass.metrics.accuracy import Accuracy
 from frostglass.metrics.base import measure
 from frostglass.metrics.face import Face, feature_similarity, reference_similarities
-from frostglass.metrics.recognition import Recognition
+from frostglass.metrics.top1 import Top1
 from frostglass.networks.embedding import embed, public_centre
 from worlds import images, target
 
@@ -194,9 +194,9 @@ def test_feature_similarity_by_hand():
             feature_similarity(latents, known)
 
 
-def test_recognition_is_accuracy_without_the_target():
+def test_top1_is_accuracy_without_the_target():
     shown = evidence(evaluators=[target(classes=9, seed=1), target(classes=9, seed=2)])
-    all_columns, recognised = Accuracy().columns(shown), Recognition().columns(shown)
+    all_columns, recognised = Accuracy().columns(shown), Top1().columns(shown)
     assert list(all_columns) == [
         "target_top1",
         "target_confidence",
@@ -219,8 +219,8 @@ def test_recognition_is_accuracy_without_the_target():
 
 def test_accuracy_needs_a_target_that_classifies_people():
     attributes = replace(target(), attributes=True)
-    assert "top1_1" in measure([Recognition()], evidence(model=attributes)).columns
-    with pytest.raises(ConfigError, match=r"got one that classifies attributes. Use recognition"):
+    assert "top1_1" in measure([Top1()], evidence(model=attributes)).columns
+    with pytest.raises(ConfigError, match=r"got one that classifies attributes. Use top1"):
         Accuracy().columns(evidence(model=attributes))
-    with pytest.raises(ConfigError, match="recognition needs at least one evaluator"):
-        Recognition().columns(evidence(evaluators=[]))
+    with pytest.raises(ConfigError, match="top1 needs at least one evaluator"):
+        Top1().columns(evidence(evaluators=[]))

@@ -40,7 +40,7 @@ DEFAULTS: dict[Surface, dict[str, Any]] = {
         "attack": {"name": "decoder"},
         "metrics": [
             {"name": "verification"},
-            {"name": "recognition"},
+            {"name": "top1"},
             {"name": "face"},
             {"name": "likeness"},
             {"name": "manifold"},

@@ -24,6 +24,7 @@ from frostglass.models.build import source as code_of
 from frostglass.models.checkpoint import load_body, read_body
 from frostglass.models.taps import find_head
 from frostglass.priors._foreign import files_of, load_network
+from frostglass.runtime.device import default_device
 from frostglass.runtime.tensors import weights_digest
 from frostglass.store.keys import digest, plain
 from frostglass.training.settings import Training
@@ -125,9 +126,11 @@ def usable(configs: Sequence[Training | Embedder], data: Dataset) -> list[Traini
     return [config for config in known if config is not None]
 
 
-def read_embedder(config: Embedder, image_shape: Shape, device: torch.device) -> Target:
+def read_embedder(
+    config: Embedder, image_shape: Shape, device: torch.device | None = None
+) -> Target:
     """Load a network that is not trained here as a target without classes."""
-    size = config.size or image_shape[-1]
+    device, size = device or default_device(), config.size or image_shape[-1]
     shape: Shape = (3, 32, 32) if config.source == SHIPPED else (image_shape[0], size, size)
     module, head = _network(config, shape)
     # A dry run has no weights to look at.

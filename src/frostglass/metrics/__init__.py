@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from frostglass.metrics.face import Face
     from frostglass.metrics.likeness import Likeness
     from frostglass.metrics.manifold import Manifold
-    from frostglass.metrics.recognition import Recognition
+    from frostglass.metrics.top1 import Top1
     from frostglass.metrics.verification import Verification
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

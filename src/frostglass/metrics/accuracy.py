@@ -13,7 +13,7 @@ from frostglass.metrics.base import Evidence, Metric, Rows, metrics
 @metrics.register
 @parameters
 class Accuracy(Metric):
-    """Does an evaluator recognise the attacked person?
+    """Does a classifier name the attacked person, and does the target?
 
     Columns `top1_N`, `top5_N` by each evaluator N, and `target_top1` by the target itself. A low
     `target_top1` means that the attack did not optimise. A high one with a low `top1_1` means that
@@ -28,7 +28,7 @@ class Accuracy(Metric):
         if evidence.target.attributes:
             raise ConfigError(
                 "accuracy needs a target that classifies people, got one that classifies "
-                "attributes. Use recognition instead."
+                "attributes. Use top1 instead."
             )
         logits, labels = evidence.target_logits, evidence.labels
         confidence = logits.softmax(1).gather(1, labels[:, None])[:, 0]

@@ -25,7 +25,7 @@ class Likeness(Metric):
     1.5) lies inside the image. PSNR = -10 log₁₀ MSE over all channels, at most 100 dB, which equal
     images get. FSIM compares phase congruency and gradients of the luminance, and for colour
     images also chrominance (FSIMc). These measure how much of an *image* was reconstructed, not
-    who is in it (see `face` and `recognition`): by PSNR the mean of all faces is closer to a photo
+    who is in it (see `face` and `verification`): by PSNR the mean of all faces is closer to a photo
     than another photo of the same person is (13.3 and 11.9 dB for 64 procedural faces of 32
     pixels).
 

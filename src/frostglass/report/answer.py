@@ -11,6 +11,7 @@ from frostglass.auditing.experiment import Judging
 from frostglass.metrics._significance import LEVEL
 from frostglass.metrics._stats import interval
 from frostglass.report.entry import UNPROTECTED, Entry
+from frostglass.report.labels import accuracy_images
 from frostglass.report.recognition import (
     fooled_sentence,
     origin,
@@ -264,11 +265,12 @@ def _price(subject: Subject, base: Subject) -> str:
     # The difference of what is printed, so that a reader who subtracts gets the same.
     before, after = round(base.accuracy, 3), round(subject.accuracy, 3)
     shown = f"{number(before, 'points')}\u00a0→\u00a0{number(after, 'percent')}"
+    images = accuracy_images(given="given" in (subject.kind, base.kind))
     if before == after:
-        return f"costs no accuracy on held-out images ({shown})"
+        return f"costs no accuracy on {images} ({shown})"
     points = number(abs(before - after), "points")
     verb, plural = "costs" if after < before else "gains", "" if points == "1" else "s"
-    return f"{verb} {points} point{plural} of accuracy on held-out images ({shown})"
+    return f"{verb} {points} point{plural} of accuracy on {images} ({shown})"
 
 
 def _utility_price(plain: float, protected: float) -> str:
@@ -288,7 +290,7 @@ def _range(study: Study, pairs: Sequence[tuple[Subject, Subject]]) -> str:
     if study.surface == "model":
         costs = sorted(round(b.accuracy, 3) - round(s.accuracy, 3) for s, b in pairs)
         what, under = f"the {len(pairs)} defended models", ""
-        cost = [number(x, "points") for x in costs] + ["points of accuracy on held-out images"]
+        cost = [number(x, "points") for x in costs] + [f"points of accuracy on {study.tested_on}"]
     else:
         mcc = sorted(round(b.utility.mean_mcc, 2) - round(s.utility.mean_mcc, 2) for s, b in pairs)
         lowest = min((subject for subject, _ in pairs), key=lambda s: s.strongest.score.value)

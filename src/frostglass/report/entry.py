@@ -10,7 +10,7 @@ from frostglass.attacks.base import Surface, attacks
 from frostglass.core.types import CAPABILITIES
 from frostglass.defenses.base import defenses
 from frostglass.report.charts import Mark
-from frostglass.report.labels import known, titled
+from frostglass.report.labels import known, model_name, titled
 from frostglass.report.load import Measured, Run
 from frostglass.report.networks import EvaluatorFacts
 from frostglass.report.text import Kind
@@ -106,7 +106,7 @@ class Entry:
         titles = [titled(defenses, defense) for defense in self.facts.defenses]
         if self.surface == "features":
             return " + ".join(titles) or UNPROTECTED
-        return " + ".join(titles) or ("given model" if self.given else "undefended")
+        return model_name(titles, given=self.given)
 
     @property
     def given(self) -> bool:

@@ -23,7 +23,7 @@ from frostglass.report.entry import (
     SubjectKind,
     strongest,
 )
-from frostglass.report.labels import known
+from frostglass.report.labels import accuracy_images, known
 from frostglass.report.load import Run, RunFacts, Utility
 from frostglass.report.text import Kind, listed, spoken
 
@@ -158,6 +158,11 @@ class Study:
     @property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(entry.method for entry in self.entries))
+
+    @property
+    def tested_on(self) -> str:
+        """The images that accuracy is measured on; a given model may have been trained on them."""
+        return accuracy_images(given=any(subject.kind == "given" for subject in self.subjects))
 
     @property
     def vacuous(self) -> bool:

@@ -29,10 +29,10 @@ def tradeoff(study: Study) -> Plot | None:
     levels = [Level(baseline, "prior only", high if low == high else f"{first}{joint}{high}")]
     titles = [_title(subject) for subject in subjects]
     if study.surface == "model":
-        across = _accuracies([subject.accuracy for subject in subjects])
+        across = _accuracies([subject.accuracy for subject in subjects], study.tested_on)
         title = f"share recognised (false-accept rate {rate(subjects[0].strongest)}) →"
         upward = Axis(0.0, 1.02, title, "percent")
-        opening = f"Accuracy on held-out images and share recognised of {len(subjects)} models. "
+        opening = f"Accuracy on {study.tested_on} and share recognised of {len(subjects)} models. "
     else:
         same = subjects[0].facts.controls.references.same_person
         levels.append(Level([same], "same person", number(same, "decimal")))
@@ -120,11 +120,11 @@ def _title(subject: Subject) -> str:
     )
 
 
-def _accuracies(values: Sequence[float]) -> Axis:
+def _accuracies(values: Sequence[float], images: str) -> Axis:
     """Show the accuracies and a margin, at least two points wide."""
     low, high = min(values), max(values)
     margin = max(0.04 * (high - low), 0.01 - (high - low) / 2)
-    title = "accuracy on held-out images →"
+    title = f"accuracy on {images} →"
     return Axis(max(low - margin, 0.0), min(high + margin, 1.0), title, "percent")
 
 

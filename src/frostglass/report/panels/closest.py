@@ -60,7 +60,8 @@ def _affordable(entries: list[Entry], image_bytes: int) -> int:
 def _note(study: Study, subjects: int) -> str:
     real = "the image whose feature left the device"
     if study.surface == "model":
-        real = "a real image of the person, held out of training"
+        given = any(subject.kind == "given" for subject in study.subjects)
+        real = f"a real image of the person{'' if given else ', held out of training'}"
     text = (
         f"Left: {real}. Right: of the person’s reconstructions by the strongest attack, the one "
         "that matches the person best. Most exposed people would be recognised by it; the others "

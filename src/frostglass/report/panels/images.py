@@ -114,7 +114,9 @@ def _gallery(study: Study, places: Sequence[int]) -> Gallery:
     names = [study.first.identities[place] for place in places]
     images, features = study.runs[0].images, study.surface == "features"
     private = images["victims"][:, 0] if features else images["private"]
-    header = Cell("private image", ["stays on the device" if features else "held out of training"])
+    given = any(subject.kind == "given" for subject in study.subjects)
+    shown = "of the folder" if given else "held out of training"
+    header = Cell("private image", ["stays on the device" if features else shown])
     rows: list[tuple[Cell, Sequence[Thumbnail | None]]] = [
         (
             header,

@@ -104,7 +104,7 @@ def _scores_table(study: Study) -> parts.Table:
     top1 = study.first.top1
     top5 = [name.replace("top1", "top5") for name in top1]
     distance = all("distance" in entry.facts.scores for entry in study.entries)
-    head: list[str] = ["audit", "model accuracy on held-out images"]
+    head: list[str] = ["audit", f"model accuracy on {study.tested_on}"]
     head += [common.recognised_head(study), *map(common.top1_head, top1)]
     head += [f"top-5 of evaluator {name.rpartition('_')[2]}" for name in top5]
     head += ["model itself accepts", *["distance to the person"] * distance, "queries", "time"]
