@@ -62,7 +62,7 @@ class Embedder:
 
     def __post_init__(self) -> None:
         named = ("size", "weights", "mean", "std")
-        own = [name for name in named if getattr(self, name) is not None]
+        own = [name for name in named if vars(self)[name] is not None]
         if self.source in ("", PUBLIC, SHIPPED, DLIB):
             if own:
                 raise ValueError(f"{own[0]}: name a network of yours as source, or leave it out")

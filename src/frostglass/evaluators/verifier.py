@@ -66,7 +66,7 @@ class Verifier:
     def facts(self) -> dict[str, object]:
         """Return the calibration as plain values."""
         names = ("rates", "thresholds", "true_accepts", "impostor_share")
-        values: dict[str, object] = {name: getattr(self, name).tolist() for name in names}
+        values: dict[str, object] = {name: vars(self)[name].tolist() for name in names}
         return values | {
             "genuine": self.genuine, "comparisons": self.comparisons, "impostors": self.impostors,
         }  # fmt: skip
