@@ -52,7 +52,7 @@ def _definitions(study: Study) -> list[str]:
         f"“Recognised” means that a face verifier ({verifier_name(entry)}) takes the "
         f"reconstruction for that person, as it takes {number(accepted, 'percent')} of the "
         f"person’s held-out images and {rate(entry)} of strangers. “Top-1” means that a classifier "
-        "of the private people ranks the person first: somebody always is first, so this is not "
+        "of the private people ranks the person first: one of them always is first, so this is not "
         "recognition. Intervals hold 95 % and are taken over people."
     )
     if study.candidates > 1:
