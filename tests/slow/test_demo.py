@@ -13,9 +13,12 @@ pytestmark = pytest.mark.slow
 def test_the_undefended_model_is_broken_and_the_evaluators_are_good(tmp_path):
     facts = summary(run_all(demo_config(), Store(tmp_path / "store")))
     undefended, defended = facts["audits"]
-    assert all(evaluator["accuracy"]["test"] > 0.95 for evaluator in facts["evaluators"])
-    for score in ("top1_1", "top1_2"):
-        assert undefended["scores"][score]["value"] >= 0.8
+    *classifiers, embedder = facts["evaluators"]
+    assert all(evaluator["accuracy"]["test"] > 0.95 for evaluator in classifiers)
+    assert embedder["verifier"]["true_accepts"][0] > 0.95
+    assert undefended["controls"]["deciding"] == "verified_3"
+    for score, least in (("verified_3", 0.6), ("top1_1", 0.8), ("top1_2", 0.8)):
+        assert undefended["scores"][score]["value"] >= least
         assert undefended["prior_only"][score]["value"] <= 0.1
         assert defended["scores"][score]["value"] < undefended["scores"][score]["value"]
     assert facts["vacuous"] == []

@@ -1,6 +1,6 @@
 """The false alarm of a prior from another distribution: high top-1, low verification, and named.
 
-The prior learned from public people of another style, so it cannot draw the private ones. The
+The prior learned from public people of another style, and not for long: its faces are blurred. The
 attack still finds images that a classifier of 20 people assigns to the attacked person,
 because one of them must win. A verifier that never saw the people does not accept them.
 
