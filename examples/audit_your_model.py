@@ -11,7 +11,7 @@ from frostglass.metrics import Verification
 from frostglass.priors import Pretrained
 
 
-def main(people: int = 12, steps: int = 120) -> float:
+def main(people: int = 12, steps: int = 150) -> float:
     data = Faces(identities=people, images=60, public_identities=200, public_images=1)
     split = fg.make_split(data, test_fraction=0.2, validation_fraction=0.1, seed=0)
     model = fg.train_target(fg.Training(model="cnn", epochs=20, lr=2e-3), split).module  # yours
@@ -22,7 +22,7 @@ def main(people: int = 12, steps: int = 120) -> float:
 
     prior = Pretrained(weights="faces32").train(split.public)
     search = {"optimizer": "adam", "lr": 0.05, "weight": 1, "critic_weight": 0.05, "coupling": 1}
-    attack = Gmi.variant("margin", **search, clamp=0, steps=steps, pool=1000, candidates=2, keep=1)
+    attack = Gmi.variant("margin", **search, clamp=0, steps=steps, pool=3000, candidates=3, keep=1)
     result = fg.invert(attack, target.view(attack.access), fg.Assets(prior=prior), seed=0)
     baseline = fg.prior_only(prior, range(people), 1, seed=0)
 

@@ -91,9 +91,10 @@ def produce(exp: Experiment, store: Store) -> Products:
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
     victims = victims_of(exp, split) if exp.surface == "features" else None
-    _examine_given(exp, store, split)
+    given = _examine_given(exp, store, split)
     evaluators = tuple(
-        evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
+        given.get(number)
+        or evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
         for number, config in enumerate(exp.evaluators)
     )
     verifiers = tuple(
@@ -108,7 +109,7 @@ def produce(exp: Experiment, store: Store) -> Products:
 
     exposure = expose(exp, store, split, victims)
     if not exp.target.weights:  # else compared before
-        _refuse_target(exp, store, split, exposure.target)
+        _refuse_target(given, exposure.target, split)
     main = trial(exposure)
     control = None
     if exp.judging.positive_control:
@@ -157,26 +158,31 @@ def _target(exp: Experiment, store: Store, split: Split) -> Target:
         )
 
 
-def _examine_given(exp: Experiment, store: Store, split: Split) -> None:
-    """Load and examine the networks that are read from files, before anything is trained."""
-    if exp.target.weights:
-        _refuse_target(exp, store, split, _target(exp, store, split))
-    for number, config in enumerate(exp.evaluators):
-        if is_given(config):
-            with naming(f"evaluators[{number}]"):
-                evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
-    if exp.embedder.weights and (exp.surface == "features" or exp.needs("embedder")):
-        with naming("embedder"):
-            public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Target]:
+    """Load and examine the networks that are read from files, before anything is trained.
 
-
-def _refuse_target(exp: Experiment, store: Store, split: Split, target: Target) -> None:
-    """Refuse evaluators that are read from files and hold the target."""
+    Returns the evaluators among them, by their place in the config.
+    """
+    target = _target(exp, store, split) if exp.target.weights else None
+    given = {}
     for number, config in enumerate(exp.evaluators):
         if is_given(config):
             with naming(f"evaluators[{number}]"):
                 seed = seed_for(exp.seed, "evaluator", number)
-                refuse_target(evaluator(store, config, split, seed=seed), target, split.test)
+                given[number] = evaluator(store, config, split, seed=seed)
+    if exp.embedder.weights and (exp.surface == "features" or exp.needs("embedder")):
+        with naming("embedder"):
+            public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+    if target:
+        _refuse_target(given, target, split)
+    return given
+
+
+def _refuse_target(given: Mapping[int, Target], target: Target, split: Split) -> None:
+    """Refuse evaluators that are read from files and hold the target."""
+    for number, network in given.items():
+        with naming(f"evaluators[{number}]"):
+            refuse_target(network, target, split.test)
 
 
 def _trial(
