@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frostglass.auditing.controls import UNKNOWN_PEOPLE, lift, verdict, worst_identities
+from frostglass.auditing.controls import (
+    UNKNOWN_PEOPLE,
+    UNKNOWN_PUBLIC,
+    lift,
+    verdict,
+    worst_identities,
+)
 from frostglass.auditing.experiment import Judging
 from frostglass.core.types import Reconstructions
 from frostglass.evaluators.verifier import Verifier
@@ -136,6 +142,21 @@ def test_a_coarser_rate_is_said():
     found = verdict(EXPERIMENT, some, some, evaluators=networks, references=None)
     text = "do not support a false-accept rate of 1.0%; 2.00% is used"
     assert text in " ".join(found.warnings)
+
+
+def test_an_evaluator_with_too_few_strangers_is_excluded():
+    networks = [(replace(target(), classes=(), info={"model": "a"}), verifier(rates=(0.2, 0.2)))]
+    some = trial(rows(HIT), rows(MISS))
+    found = verdict(EXPERIMENT, some, some, evaluators=networks, references=None)
+    assert "500 public images support a false-accept rate of 20.0% at best" in found.vacuous
+
+
+def test_public_images_without_identities_are_a_warning():
+    networks = [(replace(target(), classes=(), info={"model": "a"}), verifier())]
+    known = {"evaluators": networks, "references": None}
+    some = trial(rows(HIT), rows(MISS))
+    assert UNKNOWN_PUBLIC in verdict(EXPERIMENT, some, some, **known, public_known=False).warnings
+    assert UNKNOWN_PUBLIC not in verdict(EXPERIMENT, some, some, **known).warnings
 
 
 def test_lift_is_over_the_prior_only_baseline():

@@ -57,8 +57,11 @@ def test_large_images_keep_their_size_and_grey_ones_become_colour():
     assert DlibFaces()(torch.ones(1, 1, 200, 200))[0, 1] == 200
 
 
-def test_a_dry_run_needs_no_dlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dlib", None)
+def test_a_dry_run_detects_nothing():
     assert DlibFaces()(torch.empty(3, 3, 64, 64, device="meta")).shape == (3, 128)
+
+
+def test_a_missing_dlib_is_told_when_the_evaluator_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dlib", None)
     with pytest.raises(ConfigError, match=r"dlib cannot be imported .*frostglass\[faces\]"):
-        DlibFaces()(torch.ones(1, 3, 64, 64))
+        DlibFaces()

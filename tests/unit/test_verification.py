@@ -14,6 +14,7 @@ from frostglass.evaluators.embedder import Embedder, chosen, read_embedder
 from frostglass.evaluators.verifier import Verifier, enrol, impostors, supported, threshold
 from frostglass.metrics.base import Evidence
 from frostglass.metrics.verification import Verification
+from frostglass.training.settings import Training
 from worlds import rng
 
 SHAPE = (1, 4, 4)
@@ -34,9 +35,8 @@ class Pixels(nn.Module):
 
 
 def embedder(**info) -> Target:
-    return Target(
-        Pixels(), classes=(), image_shape=SHAPE, head="end", info={"model": "own", **info}
-    )
+    facts = {"model": "own", "detects": True, **info}
+    return Target(Pixels(), classes=(), image_shape=SHAPE, head="end", info=facts)
 
 
 def people(names, images, *, seed, faces=None) -> Images:
@@ -113,6 +113,25 @@ def test_an_embedder_trained_on_public_people_is_calibrated_on_the_others():
 def test_images_without_a_face_match_nobody():
     verifier = enrol(embedder(), SPLIT)
     assert verifier.matches(embedder(), torch.zeros(1, *SHAPE), [0, 1, 2]).tolist() == [[-1.0] * 3]
+
+
+def test_nan_of_an_evaluator_that_looks_for_no_face_is_never_a_verdict():
+    plain = embedder(detects=False)
+    verifier = enrol(plain, SPLIT)
+    assert verifier.matches(plain, torch.zeros(1, *SHAPE), [0]).isnan().all()
+    pixels = SPLIT.test.pixels.clone()
+    pixels[0] = 0
+    blank = replace(SPLIT, test=replace(SPLIT.test, pixels=pixels))
+    with pytest.raises(DataError, match="expected finite embeddings, got NaN or infinity from own"):
+        enrol(plain, blank)
+
+
+@pytest.mark.parametrize("strangers", [1, 2, 3])
+def test_few_public_images_give_a_coarse_rate_and_finite_numbers(strangers):
+    few = replace(SPLIT, public=SPLIT.public.at(torch.arange(strangers)))
+    facts = enrol(embedder(), few).facts()
+    assert facts["rates"][0] > 0.05
+    assert all(0 <= share <= 1 for share in facts["impostor_share"])
 
 
 def test_a_person_without_a_face_is_named():
@@ -197,6 +216,21 @@ def test_a_torchscript_file_gives_an_embedder(tmp_path):
 def test_a_network_that_embeds_all_images_alike_is_refused():
     with pytest.raises(ConfigError, match="expected embeddings that depend on their image alone"):
         read_embedder(Embedder(source=f"{__name__}:constant"), (3, 16, 16), CPU)
+
+
+def test_the_key_follows_the_file_and_not_only_the_weights(tmp_path):
+    keys = set()
+    for scale in (1.0, 2.0):
+        path = tmp_path / "net.pt"
+        network = nn.Sequential(nn.Flatten(), nn.Hardtanh(-scale, scale))
+        torch.jit.script(network).save(str(path))
+        keys.add(read_embedder(Embedder(source=f"torchscript:{path}"), (3, 16, 16), CPU).key)
+    assert len(keys) == 2
+
+
+def test_people_who_calibrate_are_not_trained_on():
+    with pytest.raises(ConfigError, match="would include those that calibrate"):
+        Embedder(source="public", training=Training(start="public"))
 
 
 def test_dlib_without_its_package_says_what_to_install(monkeypatch):

@@ -21,6 +21,10 @@ UNKNOWN_PEOPLE = (
     "the prior's training people are unknown: if the attacked people are among them, these "
     "numbers overstate the leak"
 )
+UNKNOWN_PUBLIC = (
+    "public images have no identities: if attacked people are among them, thresholds are too high "
+    "and these numbers understate the leak"
+)
 # Beyond these limits an audit carries a warning, and a report asks for attention.
 DISAGREEMENT = 0.25  # share of reconstructions on which the classifiers disagree
 FOOLED = 0.2  # top-1 minus verified, above which classifiers are fooled if it also halves
@@ -28,6 +32,7 @@ OFF_MANIFOLD = 1.5  # distance to real images, relative to the prior's own draws
 LOW_TARGET_SUCCESS = 0.5  # share of reconstructions the target accepts
 MOST_PARTIAL = 0.5  # share of people without a finished search
 LUCKY_PRIOR = 0.2  # share of prior-only draws recognised, by top-1 or verification
+COARSE = 0.05  # false-accept rate above which verification says little
 WEAK_EMBEDDER = 0.2  # similarity of one person's images minus that of two people's
 
 
@@ -69,8 +74,12 @@ def verdict(
     *,
     evaluators: Sequence[Evaluator],
     references: Mapping[str, float] | None,
+    public_known: bool = True,
 ) -> Controls:
-    """Assess a trial by its prior-only baseline and by the trial of the undefended model."""
+    """Assess a trial by its prior-only baseline and by the trial of the undefended model.
+
+    `public_known`: whether the public images have identities.
+    """
     rows, baseline = trial.rows, trial.baseline_rows
     excluded = exclusions(evaluators, exp.judging)
     number = deciding_evaluator(evaluators, excluded)
@@ -92,7 +101,7 @@ def verdict(
         lift=lift(rows, baseline),
         control_lift=control_lift,
         p_value=p_value,
-        people_needed=people_needed(reached.value) if reached else None,
+        people_needed=_people_needed(reached) if reached else None,
         agreement=agreement,
         fooled=fooled,
         manifold=manifold,
@@ -100,6 +109,7 @@ def verdict(
         vacuous=vacuous,
         warnings=(
             *_unknown_people(trial),
+            *([] if public_known else [UNKNOWN_PUBLIC]),
             *given_warnings(trial.target, control.target if control else None),
             *_same_architecture(trial.target, evaluators),
             *_unfinished(trial.reconstructions),
@@ -122,6 +132,11 @@ def exclusions(evaluators: Sequence[Evaluator], judging: Judging) -> dict[int, s
             reasons[number] = (
                 f"{name}: it classifies {held_out_accuracy(network):.0%} of {network.tested_on} "
                 f"correctly, required {judging.min_accuracy:.0%}"
+            )
+        elif verifier.rates[0].item() > COARSE:
+            reasons[number] = (
+                f"{name}: {verifier.impostors} public images support a false-accept rate of "
+                f"{verifier.rates[0].item():.1%} at best, required {COARSE:.0%}"
             )
         elif accepted < judging.min_true_accepts:
             reasons[number] = (
@@ -193,9 +208,9 @@ def _unbroken(reached: Score, p_value: float, margin: float) -> str:
     """Return why the positive control does not count as broken, or ""."""
     if p_value < LEVEL and reached.value >= margin:
         return ""
-    needed = people_needed(reached.value)
-    people = f"about {needed:,} people" if needed else "more people than anyone has"
-    chance = f"p = {p_value:.2g}, required below {LEVEL}; {people} would show such a difference"
+    needed = _people_needed(reached)
+    more = f"; about {needed:,} people would show such a difference" if needed else ""
+    chance = f"p = {p_value:.2g}, required below {LEVEL}{more}"
     few = f"less than the margin of {margin:.2f}"
     word, _, number = reached.name.partition("_")
     what = f"the share that evaluator {number} recognises" if number else word
@@ -204,6 +219,13 @@ def _unbroken(reached: Score, p_value: float, margin: float) -> str:
         f"{reached.value:.2f} above the prior-only baseline for {len(reached.values)} people "
         f"({few if p_value < LEVEL else chance}): it cannot show that a defense works"
     )
+
+
+def _people_needed(reached: Score) -> int | None:
+    """Return how many people would show so many of them recognised; unknown for similarities."""
+    if not reached.name.startswith("verified_"):
+        return None
+    return people_needed(sum(value > 0 for value in reached.values) / len(reached.values))
 
 
 def _dissimilar(rows: Rows, references: Mapping[str, float], margin: float) -> str:

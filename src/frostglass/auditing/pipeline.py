@@ -75,6 +75,7 @@ def audit(experiment: Experiment, store: Store) -> Audit:
         made.control,
         evaluators=tuple(zip(made.evaluators, made.verifiers, strict=True)),
         references=references,
+        public_known=bool(made.split.public.names),
     )
     return Audit(**vars(made), experiment=experiment, controls=controls, facts=facts)
 

@@ -27,15 +27,26 @@ def dlib_files() -> list[Path]:
     return [folder / EMBEDDING, folder / LANDMARKS]
 
 
+def _dlib() -> Any:
+    try:
+        import dlib
+    except ImportError as error:
+        raise ConfigError(f"dlib cannot be imported ({error}): {INSTALL}") from error
+    return dlib
+
+
 class DlibFaces(nn.Module):
     """Maps images in [0, 1] to embeddings (N, 128); NaN where no face is found."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        dlib_files()
+        self._library = _dlib()
+        self.register_buffer("place", torch.zeros(()))  # follows the device, as weights would
+
     @cached_property
     def _models(self) -> tuple[Any, Any, Any]:
-        try:
-            import dlib
-        except ImportError as error:
-            raise ConfigError(f"dlib cannot be imported ({error}): {INSTALL}") from error
+        dlib = self._library
         embedding, landmarks = map(str, dlib_files())
         return (
             dlib.get_frontal_face_detector(),

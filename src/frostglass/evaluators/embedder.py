@@ -1,5 +1,6 @@
 """Evaluators that never saw the private images: networks that tell people apart by embeddings."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,11 @@ class Embedder:
             raise ValueError("mean, std: give both, or neither")
         if self.training.attributes or self.training.cut:
             raise ValueError("training: an embedder tells people apart: no attributes, no cut")
+        if self.training.start == PUBLIC:
+            raise ValueError(
+                "training.start: a first stage on all public people would include those that "
+                "calibrate: leave it out"
+            )
 
     @property
     def trained(self) -> bool:
@@ -135,7 +141,8 @@ def read_embedder(
     module, head = _network(config, shape)
     # A dry run has no weights to look at.
     weights = "" if device.type == "meta" else weights_digest(module).hex()
-    content = {"config": plain(config, "embedder", False), "weights": weights}
+    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in config.files()]
+    content = {"config": plain(config, "embedder", False), "weights": weights, "files": files}
     return Target(
         module.to(device),
         classes=(),
@@ -144,6 +151,7 @@ def read_embedder(
         info={
             "model": config.source,
             "parameters": sum(weight.numel() for weight in module.parameters()),
+            "detects": config.source == DLIB,
         },
         key=digest(content),
     )

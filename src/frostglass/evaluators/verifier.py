@@ -54,7 +54,7 @@ class Verifier:
 
     def matches(self, evaluator: Target, images: Tensor, people: Sequence[int]) -> Tensor:
         """Return how well images match people, (images, people)."""
-        return torch.cat(
+        matches = torch.cat(
             [
                 _best_cosines(
                     embed(evaluator, part, self.centre), self.references, self.labels, people
@@ -62,6 +62,8 @@ class Verifier:
                 for part in images.split(CHUNK)
             ]
         )
+        # Other NaN stay: a metric that is not finite fails its step.
+        return matches.nan_to_num(nan=NO_FACE) if _detects(evaluator) else matches
 
     def facts(self) -> dict[str, object]:
         """Return the calibration as plain values."""
@@ -115,6 +117,7 @@ def enrol(evaluator: Target, split: Split) -> Verifier:
     against = _best_cosines(embeddings[usable], references, labels, people).cpu()
     half = _halves(strangers.at(usable.nonzero().flatten()))
     calibrating, checking = against[half].flatten(), against[~half].flatten()
+    checking = checking if len(checking) else calibrating  # a single public image
     images = int(half.sum())
     rates = [supported(rate, len(calibrating), images) for rate in RATES]
     limits = torch.stack([threshold(calibrating, rate) for rate in rates])
@@ -153,7 +156,18 @@ def threshold(scores: Tensor, rate: float) -> Tensor:
 
 def _embeddings(evaluator: Target, images: Images, centre: Tensor) -> Tensor:
     parts = torch.arange(len(images)).split(CHUNK)
-    return torch.cat([embed(evaluator, images.floats(index), centre) for index in parts])
+    embeddings = torch.cat([embed(evaluator, images.floats(index), centre) for index in parts])
+    if not (embeddings.is_meta or _detects(evaluator) or embeddings.isfinite().all()):
+        raise DataError(
+            f"expected finite embeddings, got NaN or infinity from {evaluator.info['model']}: "
+            "check its weights and its input range"
+        )
+    return embeddings
+
+
+def _detects(evaluator: Target) -> bool:
+    """Return whether an evaluator looks for a face first, and embeds NaN where it finds none."""
+    return bool(evaluator.info.get("detects"))
 
 
 def _best_cosines(
@@ -166,7 +180,7 @@ def _best_cosines(
         (embeddings @ references[labels == person].T).topk(best, dim=1).values.mean(1)
         for person in people
     ]
-    return torch.stack(columns, 1).nan_to_num(nan=NO_FACE)
+    return torch.stack(columns, 1)
 
 
 def _with_face(embeddings: Tensor) -> Tensor:
@@ -177,7 +191,8 @@ def _with_face(embeddings: Tensor) -> Tensor:
 
 
 def _halves(images: Images) -> Tensor:
-    """Mark the images of every other person; of every other image where people are unknown."""
-    if not images.names:
-        return torch.arange(len(images)) % 2 == 0
-    return images.labels.unique(return_inverse=True)[1] % 2 == 0
+    """Mark the images of every other person; the first half where people are unknown or alone."""
+    people, number = images.labels.unique(return_inverse=True)
+    if len(people) < 2:
+        return torch.arange(len(images)) < (len(images) + 1) // 2
+    return number % 2 == 0

@@ -29,7 +29,7 @@ def embed(embedder: Target, images: Tensor, centre: Tensor) -> Tensor:
     The cosine of two embeddings says how likely two images show the same person.
     """
     features = torch.cat([_features(embedder, part) for part in images.split(CHUNK)])
-    return F.normalize(features - centre, dim=1)
+    return F.normalize(features - centre.to(features.device), dim=1)
 
 
 def _features(embedder: Target, images: Tensor) -> Tensor:

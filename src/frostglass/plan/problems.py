@@ -22,6 +22,7 @@ from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Target
+from frostglass.data._impostors import HELD_OUT
 from frostglass.data._splits import MIN_IMAGES, check_people
 from frostglass.data.base import listed
 from frostglass.defenses import compose
@@ -297,10 +298,11 @@ class _Checks:
         """Check the public people that networks are trained on."""
         exp = self.exp
         start = _starts_public(exp.target, exp.training_defenses)
-        others = self.attacks and any(
-            config.trained if isinstance(config, Embedder) else _starts_public(config, ())
-            for config in usable(exp.evaluators, exp.data)
-        )
+        configs = usable(exp.evaluators, exp.data) if self.attacks else []
+        others = any(isinstance(each, Training) and _starts_public(each, ()) for each in configs)
+        if any(isinstance(each, Embedder) and each.trained for each in configs):
+            people = enumerate(exp.data.public_people())
+            check_people([count for number, count in people if number % HELD_OUT])
         if start or others or self._public_networks():
             check_people(exp.data.public_people())
         if start and exp.target.attributes and not exp.data.describes_public():
