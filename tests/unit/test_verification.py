@@ -175,6 +175,8 @@ def test_the_data_suggests_an_embedder():
     assert chosen(automatic, Faces(size=32)).source == "faces32"
     assert chosen(automatic, Faces(size=16, public_images=4)).source == "public"
     assert chosen(automatic, Faces(size=16, public_images=2)) is None  # nothing to train on
+    few = Faces(size=16, public_identities=12, public_images=4)  # 9 besides those who calibrate
+    assert chosen(automatic, few) is None
     named = Embedder(source="public")
     assert chosen(named, Faces(size=32)) is named
 

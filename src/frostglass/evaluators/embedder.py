@@ -32,6 +32,7 @@ from frostglass.training.settings import Training
 
 PUBLIC, SHIPPED, DLIB = "public", "faces32", "dlib"
 LIBRARIES = ("timm", "torchvision")
+FEWEST = 10  # people; a network that learned to tell fewer apart embeds others badly
 SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / f"{SHIPPED}.safetensors"
 
 
@@ -115,13 +116,13 @@ class Embedder:
 def chosen(config: Embedder, data: Dataset) -> Embedder | None:
     """Return the config with the source that the data suggests, where it names none.
 
-    None if that is training and there are no public people to train on: the controls then warn that
-    all evaluators saw the private images.
+    None if that is training and there are too few public people to train on: the controls then warn
+    that all evaluators saw the private images.
     """
     if config.source:
         return config
     people = [count for number, count in enumerate(data.public_people()) if number % HELD_OUT]
-    if data.embedder() == PUBLIC and sum(count >= MIN_IMAGES for count in people) < 2:
+    if data.embedder() == PUBLIC and sum(count >= MIN_IMAGES for count in people) < FEWEST:
         return None
     return replace(config, source=data.embedder())
 
