@@ -33,6 +33,7 @@ def audit(vacuous: str = "") -> Audit:
         excluded=(),
         lift=(score,),
         control_lift=(),
+        margin=0.1,
         p_value=None,
         people_needed=None,
         agreement=None,

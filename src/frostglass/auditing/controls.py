@@ -43,13 +43,13 @@ class Controls:
     `deciding`: the column of the headline: `verified_N` of the evaluator that best accepts genuine
     images, among those that never saw the private images if there is one; `similarity` on features.
     `headline`: its score. `excluded`: evaluators that do not count, and why. `lift`: attack minus
-    prior-only baseline, person by person; `control_lift`: the same on the undefended model, and
-    `p_value` that it is chance; `people_needed` to show a share as large as was seen. `agreement`:
-    share of reconstructions on which all classifiers agree. `fooled`: whether classifiers name the
-    person where verification fails. `manifold`: median distance of reconstructions to real public
-    images, divided by that of prior draws. `references`: similarity of two images of one person and
-    of two people. `vacuous`: why this audit proves nothing, or "". `warnings`: what a reader must
-    know.
+    prior-only baseline, person by person; `control_lift`: the same on the undefended model, the
+    `margin` that it must reach, and the `p_value` that it is chance; `people_needed` to show a
+    share as large as was seen. `agreement`: share of reconstructions on which all classifiers
+    agree. `fooled`: whether classifiers name the person where verification fails. `manifold`:
+    median distance of reconstructions to real public images, divided by that of prior draws.
+    `references`: similarity of two images of one person and of two people. `vacuous`: why this
+    audit proves nothing, or "". `warnings`: what a reader must know.
     """
 
     deciding: str
@@ -57,6 +57,7 @@ class Controls:
     excluded: tuple[str, ...]
     lift: tuple[Score, ...]
     control_lift: tuple[Score, ...]
+    margin: float
     p_value: float | None
     people_needed: int | None
     agreement: float | None
@@ -100,6 +101,7 @@ def verdict(
         excluded=tuple(excluded.values()),
         lift=lift(rows, baseline),
         control_lift=control_lift,
+        margin=exp.judging.margin,
         p_value=p_value,
         people_needed=_people_needed(reached) if reached else None,
         agreement=agreement,

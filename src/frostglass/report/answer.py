@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 
 from frostglass.auditing.controls import MOST_PARTIAL
-from frostglass.auditing.experiment import Judging
 from frostglass.metrics._significance import LEVEL
 from frostglass.metrics._stats import interval
 from frostglass.report.entry import UNPROTECTED, Entry
@@ -67,7 +66,11 @@ def _vacuous_sentences(study: Study, subjects: Sequence[Subject], *, everything:
         reasons = {f"{r} ({listed(list(dict.fromkeys(m)))})": m for r, m in reasons.items()}
     safe = "model" if study.surface == "model" else "feature"
     # A broken model is broken, whatever the controls lack.
-    leaks = [subject for subject in subjects if _lift(subject.strongest) > Judging().margin]
+    leaks = [
+        subject
+        for subject in subjects
+        if _lift(subject.strongest) > subject.strongest.facts.controls.margin
+    ]
     return [
         f"{opening}: {'; '.join(reasons)}.",
         f"A low number means a weak attack here, not a safe {safe}.",
@@ -88,7 +91,7 @@ def _broken(entry: Entry) -> bool:
     """Return whether the same attack breaks the undefended model, beyond chance."""
     controls = entry.facts.controls
     lift = controls.control_lift[entry.measure].value
-    return (controls.p_value or 0.0) < LEVEL and lift >= Judging().margin
+    return (controls.p_value or 0.0) < LEVEL and lift >= controls.margin
 
 
 def _why(entry: Entry) -> str:

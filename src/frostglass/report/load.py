@@ -66,6 +66,7 @@ class Controls(BaseModel):
     deciding: str
     lift: dict[str, Measured]
     control_lift: dict[str, Measured]
+    margin: FiniteFloat
     p_value: FiniteFloat | None
     people_needed: int | None
     agreement: FiniteFloat | None
