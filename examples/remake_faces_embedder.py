@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import evaluator
-from frostglass.auditing.steps import SPLIT, fingerprint
+from frostglass.auditing.steps import SPLIT
 from frostglass.cli.progress import Bars
 from frostglass.evaluators.embedder import SHIPPED_WEIGHTS
 from frostglass.evaluators.verifier import enrol
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 
 ROOT = Path(__file__).parents[1]

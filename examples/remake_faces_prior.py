@@ -15,7 +15,7 @@ from PIL import Image
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import trained_prior
-from frostglass.auditing.steps import SPLIT, fingerprint
+from frostglass.auditing.steps import SPLIT
 from frostglass.cli.progress import Bars
 from frostglass.core.display import image_grid
 from frostglass.core.prior import Prior
@@ -23,6 +23,7 @@ from frostglass.core.types import Images
 from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.wgan import Wgan, WganTraining
 from frostglass.store.files import Work
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 
 ROOT = Path(__file__).parents[1]

@@ -15,13 +15,14 @@ from frostglass.attacks.model.brepmi import Brepmi
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.lomma import Lomma
 from frostglass.auditing.config_file import read_with_generator
-from frostglass.auditing.steps import PRIOR, fingerprint
+from frostglass.auditing.steps import PRIOR
 from frostglass.cli.main import app
 from frostglass.core.assets import Assets
 from frostglass.core.errors import CheckpointError, ConfigError, ModelError
 from frostglass.core.prior import UNKNOWN
 from frostglass.priors._files import load_prior, save_prior
 from frostglass.priors.generator import prior_from
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 from generators import NORMALS, PUBLIC, Dcgan, Z, code, generator, generator_folder, onnx_model
 from worlds import SHAPE, target

@@ -23,6 +23,7 @@ from frostglass.data.faces import Faces
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
 from frostglass.priors._files import read_prior
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 from killing import run_until_done, tree
 from worlds import KilledError, NoWork, same_weights
@@ -213,11 +214,11 @@ def test_changed_files_make_a_new_split(tmp_path):
             }
         }
     )[0][1].data
-    before = steps.fingerprint(data)
-    assert before == steps.fingerprint(data)
+    before = fingerprint(data)
+    assert before == fingerprint(data)
     one = next((tmp_path / "public").rglob("*.png"))
     Image.new("RGB", (16, 16), "red").save(one)
-    assert steps.fingerprint(data) != before
+    assert fingerprint(data) != before
 
 
 STAGED = TOY | {

@@ -30,7 +30,6 @@ from frostglass.auditing.steps import (
     SPLIT,
     TARGET,
     VERIFIER,
-    fingerprint,
 )
 from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
@@ -47,6 +46,7 @@ from frostglass.priors.base import PriorMethod, check_unseen
 from frostglass.priors.context import hints_of
 from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import seed_for
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 from frostglass.training.settings import (
     EVALUATORS,

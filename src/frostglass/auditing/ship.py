@@ -11,12 +11,13 @@ from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import released_facts
 from frostglass.auditing.pipeline import expose, victims_of
 from frostglass.auditing.products import FeatureExposure, ImageBatch
-from frostglass.auditing.steps import SPLIT, fingerprint
+from frostglass.auditing.steps import SPLIT
 from frostglass.core.errors import ConfigError
 from frostglass.data._images import read_images
 from frostglass.data.folder import image_files
 from frostglass.deploy.client import Client, split_model
 from frostglass.store.files import Work, write_tensors
+from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 
 

@@ -4,11 +4,10 @@ Raise a step's version when its result changes. Inputs are keywords, and their n
 result's key.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from frostglass.auditing.products import (
 )
 from frostglass.core.assets import Assets
 from frostglass.core.display import image_grid
-from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
@@ -50,28 +48,7 @@ from frostglass.training.build import rebuild_network
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training, stage_split
 
-PACKAGE = Path(__file__).resolve().parents[1]
 CHUNK = 128  # images encoded together
-
-
-class ReadsFiles(Protocol):
-    def files(self) -> Sequence[Path | str]: ...
-
-
-def fingerprint(method: ReadsFiles) -> str:
-    """Hash the files a method reads, so that keys change when they do; "" if it reads none."""
-    paths = sorted(map(Path, method.files()))
-    total = hashlib.sha256()
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-        # A file of the package is the same wherever it is installed.
-        name = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
-        total.update(f"{name}\0{content}\n".encode())
-    return total.hexdigest() if paths else ""
 
 
 def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_: Any) -> Split:

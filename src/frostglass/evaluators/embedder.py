@@ -1,6 +1,5 @@
 """Evaluators that never saw the private images: networks that tell people apart by embeddings."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from frostglass.models.taps import find_head
 from frostglass.priors._foreign import files_of, load_network
 from frostglass.runtime.device import default_device
 from frostglass.runtime.tensors import weights_digest
-from frostglass.store.keys import digest, plain
+from frostglass.store.keys import digest, fingerprint, plain
 from frostglass.training.settings import Training
 
 PUBLIC, SHIPPED, DLIB = "public", "faces32", "dlib"
@@ -142,8 +141,8 @@ def read_embedder(
     module, head = _network(config, shape)
     # A dry run has no weights to look at.
     weights = "" if device.type == "meta" else weights_digest(module).hex()
-    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in config.files()]
-    content = {"config": plain(config, "embedder", False), "weights": weights, "files": files}
+    identity = plain(config, "embedder", False)
+    content = {"config": identity, "weights": weights, "files": fingerprint(config)}
     return Target(
         module.to(device),
         classes=(),

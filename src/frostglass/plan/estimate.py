@@ -12,7 +12,7 @@ import torch
 
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.pipeline import produce
-from frostglass.auditing.steps import SPLIT, fingerprint
+from frostglass.auditing.steps import SPLIT
 from frostglass.core.errors import ConfigError, FrostglassError
 from frostglass.models.base import MODEL_ERRORS
 from frostglass.plan.dry_run import DryRunStore, Planned
@@ -20,7 +20,7 @@ from frostglass.plan.ledger import MIB, Cost, Ledger
 from frostglass.plan.memory import advice, machine_memory, memory_problems, process_memory
 from frostglass.plan.time import remembered, this_machine
 from frostglass.runtime.seeding import seeded
-from frostglass.store.keys import digest, plain
+from frostglass.store.keys import digest, fingerprint, plain
 from frostglass.store.manifest import MANIFEST
 from frostglass.store.store import Store
 

@@ -4,14 +4,16 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from frostglass.core.errors import StoreError
+from frostglass.core.errors import ConfigError, StoreError
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @runtime_checkable
@@ -20,6 +22,26 @@ class Product(Protocol):
 
     @property
     def key(self) -> str: ...
+
+
+class ReadsFiles(Protocol):
+    def files(self) -> Sequence[Path | str]: ...
+
+
+def fingerprint(method: ReadsFiles) -> str:
+    """Hash the files a method reads, so that keys change when they do; "" if it reads none."""
+    paths = sorted(map(Path, method.files()))
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        # A file of the package is the same wherever it is installed.
+        name = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
+        total.update(f"{name}\0{content}\n".encode())
+    return total.hexdigest() if paths else ""
 
 
 def digest(identity: dict[str, Any]) -> str:
