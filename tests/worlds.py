@@ -188,6 +188,7 @@ def split(classes: int = 4, count: int = 48) -> Split:
         validation=validation,
         test=test,
         public=images(40, 5, seed=9, names="stranger"),
+        secret=images(32, 8, seed=11, names="secret"),
         key="split",
     )
 

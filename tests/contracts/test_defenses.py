@@ -26,6 +26,7 @@ SMALL = {
     "adv_learn": {"decoder_width": 4, "head_start": 2, "public_batch": 8},
     "disco": {"decoder_width": 4, "pruner_width": 4, "head_start": 2, "public_batch": 8},
     "tiprdc": {"epochs": 2, "reader_width": 2},
+    "decoys": {"people": 2, "quiet": 0.1},
 }
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage3")
 
@@ -44,6 +45,9 @@ REFUSED = {
     },
     frozenset({"tiprdc", "dpsgd"}): (
         "tiprdc trains its extractor on private images first, where dpsgd adds no noise"
+    ),
+    frozenset({"decoys", "dpsgd"}): (
+        "decoys adds images of other people, and dpsgd counts on private ones alone"
     ),
     frozenset({"tiprdc", "transfer"}): "tiprdc and transfer both replace the starting weights",
     **{
@@ -159,6 +163,8 @@ def test_every_pair_trains_or_is_refused_by_name(pair):
     assert ("confidence_adaptation" in terms) == ("calor" in pair)
     assert ("epsilon" in trained.info["facts"].get("dpsgd", {})) == ("dpsgd" in pair)
     assert ("transfer" in trained.info["facts"]) == ("transfer" in pair)
+    assert ("quiet" in terms) == ("margin_gap" in trained.info["facts"].get("decoys", {}))
+    assert ("quiet" in terms) == ("decoys" in pair)
     assert ("reconstruction" in terms) == bool({"adv_learn", "disco"} & set(pair))
     assert ("first_stage" in trained.info) == bool({"tiprdc", "transfer"} & set(pair))
 

@@ -52,16 +52,18 @@ DEFAULTS: dict[Surface, dict[str, Any]] = {
 
 @parameters
 class Fractions:
-    """Shares of each private person's images that are held out.
+    """Shares of each private person's images that are held out, and secret people.
 
     Args:
         test: held out for scoring. validation: held out for selecting epochs.
         evaluators: for evaluators alone to train on, besides the target's images.
+        secret: how many public people to withhold from the attacker, for the defense `decoys`.
     """
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
     evaluators: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    secret: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
         if self.test + self.validation + self.evaluators >= 1:

@@ -321,7 +321,7 @@ def classifier(
         split=split,
         defenses=tuple(defenses),
         data=data,
-        files=fingerprint(config),
+        files=fingerprint(config) + "".join(map(fingerprint, defenses)),
         start=start,
         perceptual=perceptual,
         seed=seed,

@@ -57,6 +57,7 @@ def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_
         test_fraction=fractions.test,
         validation_fraction=fractions.validation,
         evaluator_fraction=fractions.evaluators,
+        secret_people=fractions.secret,
         seed=seed,
     )
 

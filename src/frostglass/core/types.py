@@ -101,6 +101,8 @@ class Split:
     """Private train, validation and test images of the same people, public images of others.
 
     `evaluators`, if given, are further images of the private people that only evaluators train on.
+    `secret`, if given, are images of further people whom only the owner of the model has: they are
+    neither private nor public, and no attacker sees them.
     `manifest` holds sizes and content hashes of the parts. Build a split with `make_split`, which
     checks that nothing overlaps.
     """
@@ -112,6 +114,7 @@ class Split:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
     evaluators: Images | None = None
+    secret: Images | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -129,7 +132,8 @@ class Split:
         sizes = f"{len(self.train)}/{len(self.validation)}/{len(self.test)}"
         people = f"{len(self.classes)} private people"
         more = f", {len(self.evaluators)} for evaluators" if self.evaluators is not None else ""
-        parts = f"{sizes} images train/validation/test{more}, {len(self.public)} public"
+        secret = f", {len(self.secret)} secret" if self.secret is not None else ""
+        parts = f"{sizes} images train/validation/test{more}, {len(self.public)} public{secret}"
         return f"Split({people}, {parts})"
 
 

@@ -3,9 +3,11 @@
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from frostglass.core.errors import DataError
 from frostglass.core.types import Images, Split
@@ -16,12 +18,15 @@ from frostglass.data.base import listed
 PRIVATE = ("train", "validation", "test")
 PARTS = (*PRIVATE, "public")
 EVALUATORS = "evaluators"  # a private part that not every split has
+SECRET = "secret"  # people whom only the owner of the model has; not in every split
+OPTIONAL = (EVALUATORS, SECRET)
 
 
 def parts_of(split: Split) -> dict[str, Images]:
-    """Return the parts of a split by name, those for evaluators last if there are any."""
+    """Return the parts of a split by name, the optional ones last if there are any."""
     parts = dict(zip(PARTS, (split.train, split.validation, split.test, split.public), strict=True))
-    return parts if split.evaluators is None else {**parts, EVALUATORS: split.evaluators}
+    optional = {EVALUATORS: split.evaluators, SECRET: split.secret}
+    return parts | {name: part for name, part in optional.items() if part is not None}
 
 
 def check_split(split: Split) -> None:
@@ -46,7 +51,7 @@ def _part_problems(split: Split) -> Iterator[str]:
             f"the parts hold images of different shapes, {shapes}: read all with one size and "
             "number of channels"
         )
-    private = [part for part in parts if part != "public"]
+    private = [part for part in parts if side_of(part) == "private"]
     if len({parts[part].names for part in private}) > 1:
         yield (
             f"{', '.join(private[:-1])} and {private[-1]} name different identities: all must list "
@@ -55,15 +60,20 @@ def _part_problems(split: Split) -> Iterator[str]:
     for name, part in parts.items():
         yield from label_problems(name, part)
         absent = sorted(set(range(len(part.names))) - set(part.labels.tolist()))
-        if absent and name != "public":
+        if absent and side_of(name) == "private":
             yield (
                 f"{name} has no image of {listed(part.names[who] for who in absent)}: every "
                 "private identity needs one in each part"
             )
 
 
+def side_of(part: str) -> str:
+    """Return whose images a part holds: those of private, public or secret people."""
+    return part if part in ("public", SECRET) else "private"
+
+
 def label_problems(side: str, images: Images) -> Iterator[str]:
-    """Check labels and names of a table or part, which is private unless `side` is "public"."""
+    """Check labels and names of a table or part; `side` is as `side_of` returns it, or a part."""
     unnamed = side == "public" and not images.names
     valid = {-1} if unnamed else set(range(len(images.names)))
     if unknown := sorted(set(images.labels.tolist()) - valid):
@@ -73,7 +83,7 @@ def label_problems(side: str, images: Images) -> Iterator[str]:
         )
     if side == "public" and not len(images):
         yield "no public images: an attacker's prior is trained on them"
-    if side != "public" and len(images.names) < 2:
+    if side_of(side) == "private" and len(images.names) < 2:
         yield f"{side} identities: {len(images.names)}; a classifier needs at least 2"
 
 
@@ -83,12 +93,15 @@ def _folded(name: str) -> str:
 
 def _name_problems(split: Split) -> Iterator[str]:
     sides = {"private": split.train.names, "public": split.public.names}
-    private, public = ({_folded(name): name for name in names} for names in sides.values())
-    if both := sorted(private[name] for name in private.keys() & public.keys()):
-        yield (
-            f"{len(both)} identities are both private and public: {listed(both)}; keep each on one "
-            "side"
-        )
+    if split.secret is not None:
+        sides[SECRET] = split.secret.names
+    folded = {side: {_folded(name): name for name in names} for side, names in sides.items()}
+    for one, other in combinations(sides, 2):
+        if both := sorted(folded[one][name] for name in folded[one].keys() & folded[other].keys()):
+            yield (
+                f"{len(both)} identities are both {one} and {other}: {listed(both)}; keep each on "
+                "one side"
+            )
     for side, names in sides.items():
         counts = Counter(map(_folded, names))
         if twice := [name for name in names if counts[_folded(name)] > 1]:
@@ -110,45 +123,51 @@ class _Image(NamedTuple):
 COPIES: tuple[tuple[Callable[[_Image], object], str], ...] = (
     (
         lambda image: image.side,
-        "{} images are both private and public: {}; remove them from one side",
+        "{count} images are both {one} and {other}: {images}; remove them from one side",
     ),
     (
         lambda image: image.label,
-        "{} images appear under two names: {}; keep each under the right one",
+        "{count} images appear under two names: {images}; keep each under the right one",
     ),
     (
         lambda image: image.part,
-        "{} images are in two private parts: {}; keep one copy, as make_split does",
+        "{count} images are in two {one} parts: {images}; keep one copy, as make_split does",
     ),
 )
-NEAR_COPIES = "{} private images are nearly the same as a public one: {}; remove them from one side"
+NEAR_COPIES = (
+    "{count} {one} images are nearly the same as a {other} one: {images}; remove them from one side"
+)
+# Images of secret people are also compared with private ones: a decoy must not be its own person.
+NEAR = (("private", "public"), (SECRET, "public"), (SECRET, "private"))
 
 
 def _copy_problems(split: Split) -> Iterator[str]:
-    parts = parts_of(split)
-    ours = [part for part in parts if part != "public"]
-    private = [image for part in ours for image in _listing(part, parts[part])]
-    public = _listing("public", split.public)
+    sides: dict[str, list[_Image]] = {"private": [], "public": [], SECRET: []}
+    pixels: dict[str, list[Tensor]] = {side: [] for side in sides}
     copies: dict[str, list[_Image]] = defaultdict(list)
-    for image in [*private, *public]:
+    for name, part in parts_of(split).items():
+        sides[side_of(name)] += _listing(name, part)
+        pixels[side_of(name)].append(part.pixels)
+    for image in chain(sides["private"], sides["public"], sides[SECRET]):
         copies[image.content].append(image)
-    pairs: dict[str, list[tuple[_Image, _Image]]] = {message: [] for _, message in COPIES}
+    pairs: dict[tuple[str, str, str], list[tuple[_Image, _Image]]] = defaultdict(list)
     for first, *others in copies.values():
         for key, message in COPIES:
             if other := next((one for one in others if key(one) != key(first)), None):
-                pairs[message].append((first, other))
+                pairs[message, first.side, other.side].append((first, other))
                 break
-    pixels = torch.cat([parts[part].pixels for part in ours])
-    found = near_copies(pixels, split.public.pixels)
-    matches = [(private[row], public[match]) for row, match in found]
-    pairs[NEAR_COPIES] = [pair for pair in matches if pair[0].content != pair[1].content]
-    for message, copied in pairs.items():
+    for near in NEAR:
+        ours, theirs = (sides[side] for side in near)
+        if ours:
+            found = near_copies(*(torch.cat(pixels[side]) for side in near))
+            matches = [(ours[row], theirs[match]) for row, match in found]
+            pairs[NEAR_COPIES, *near] = [p for p in matches if p[0].content != p[1].content]
+    for (message, side, beside), copied in pairs.items():
         if copied:
-            lines = (f"{a.part} {a.source} = {b.part} {b.source}" for a, b in copied)
-            yield message.format(len(copied), listed(lines))
+            lines = listed(f"{a.part} {a.source} = {b.part} {b.source}" for a, b in copied)
+            yield message.format(count=len(copied), one=side, other=beside, images=lines)
 
 
 def _listing(part: str, images: Images) -> list[_Image]:
-    side = "public" if part == "public" else "private"
     rows = zip(images.labels.tolist(), images.sources, content_hashes(images.pixels), strict=True)
-    return [_Image(side, label, part, source, content) for label, source, content in rows]
+    return [_Image(side_of(part), label, part, source, content) for label, source, content in rows]

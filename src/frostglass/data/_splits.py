@@ -20,12 +20,15 @@ from frostglass.core.errors import ConfigError, DataError, StoreError
 from frostglass.core.types import Images, Split
 from frostglass.data._checks import (
     EVALUATORS,
+    OPTIONAL,
     PARTS,
+    SECRET,
     check_split,
     label_problems,
     parts_of,
 )
 from frostglass.data._images import content_hashes
+from frostglass.data._secret import withhold
 from frostglass.data.base import Dataset, listed
 from frostglass.runtime.seeding import generator_for
 
@@ -38,6 +41,7 @@ def make_split(
     test_fraction: float = 0.2,
     validation_fraction: float = 0.1,
     evaluator_fraction: float = 0.0,
+    secret_people: int = 0,
     seed: int,
 ) -> Split:
     """Divide the private table of a dataset, identity by identity, and check the whole.
@@ -46,8 +50,9 @@ def make_split(
     dataset, and it has at least one image in every part for any fractions. Test and validation
     images are the same with any `evaluator_fraction`, the share that the target never sees and
     only evaluators train on. Exact repeats of an image within one identity are dropped first, and
-    counted in the manifest. If public images have no identities, the manifest says so:
-    `public_people` is "unknown".
+    counted in the manifest. `secret_people` named public people, drawn at random, are withheld from
+    the public part and join the dataset's own secret people. If public images have no identities,
+    the manifest says so: `public_people` is "unknown".
     """
     shares = _shares(test_fraction, validation_fraction, evaluator_fraction)
     private, public = dataset.tables()
@@ -55,7 +60,9 @@ def make_split(
         raise DataError("; ".join(problems))
     kept_private, kept_public = _without_repeats(private), _without_repeats(public)
     parts = _divide(kept_private, shares, seed)
-    parts["public"] = kept_public
+    parts["public"], secret = withhold(kept_public, secret_people, dataset, seed=seed)
+    if secret is not None:
+        parts[SECRET] = secret
     manifest = {
         "parts": {name: _facts(part) for name, part in parts.items()},
         "repeats_dropped": {
@@ -65,6 +72,7 @@ def make_split(
         "test_fraction": test_fraction,
         "validation_fraction": validation_fraction,
         **({"evaluator_fraction": evaluator_fraction} if evaluator_fraction else {}),
+        **({"secret_people": secret_people} if secret_people else {}),
         **({} if public.names else {"public_people": "unknown"}),
         "seed": seed,
     }
@@ -114,7 +122,8 @@ def public_people(images: Images, *, seed: int) -> Split:
 
 def _joined(parts: Mapping[str, Images], manifest: Mapping[str, Any]) -> Split:
     train, validation, test, public = (parts[name] for name in PARTS)
-    return Split(train, validation, test, public, manifest, evaluators=parts.get(EVALUATORS))
+    evaluators, secret = (parts.get(name) for name in OPTIONAL)
+    return Split(train, validation, test, public, manifest, evaluators=evaluators, secret=secret)
 
 
 def _without_repeats(images: Images) -> Images:
@@ -191,7 +200,7 @@ def load_split(folder: Path) -> Split:
     try:
         text = json.loads((folder / "split.json").read_text())
         tensors = load_file(folder / "split.safetensors")
-        optional = [EVALUATORS] if EVALUATORS in text["words"] else []
+        optional = [part for part in OPTIONAL if part in text["words"]]
         parts = {part: _images(part, tensors, text["words"][part]) for part in (*PARTS, *optional)}
         manifest = text["manifest"]
         changed = [name for name, part in parts.items() if manifest["parts"][name] != _facts(part)]

@@ -29,6 +29,14 @@ class Dataset(Method):
     def tables(self) -> tuple[Images, Images]:
         """Read the private and the public images."""
 
+    def secret_table(self) -> Images | None:
+        """Read the images of people whom only the model's owner has, if there are any."""
+        return None
+
+    def secret_people(self) -> list[int]:
+        """Estimate the number of images of each of these people, without reading any."""
+        return []
+
     @abstractmethod
     def counts(self) -> tuple[int, int, int]:
         """Estimate private identities, private images and public images, without reading any."""

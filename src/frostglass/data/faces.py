@@ -15,7 +15,8 @@ from frostglass.data.base import Dataset, datasets
 
 EMBEDDER_WORLD = 2**31 - 1  # the people that the shipped embedder was trained on
 Style = Literal["same", "other"]
-PUBLIC_START = 1_000_000  # private people count from 0, public ones from here: they never overlap
+# Private people count from 0, public and secret ones from these numbers: they never overlap.
+PUBLIC_START, SECRET_START = 1_000_000, 2_000_000
 
 
 def photograph(
@@ -50,6 +51,9 @@ class Faces(Dataset):
         public_style: "same" draws public people as private ones; "other" draws another population
             with another camera (hair, shapes, light, rooms), so that whatever learns from public
             images (prior, embedder, first stage of training) learns from another distribution.
+        secret_identities: people whom only the model's owner has, for the defense `decoys`; neither
+            private nor public.
+        secret_images: photos of each of them.
         world: seed of the whole world.
     """
 
@@ -62,6 +66,8 @@ class Faces(Dataset):
     public_identities: Annotated[int, Field(ge=2, le=PUBLIC_START)] = 4000
     public_images: Annotated[int, Field(ge=1, le=10_000)] = 2
     public_style: Style = "same"
+    secret_identities: Annotated[int, Field(ge=0, le=PUBLIC_START)] = 0
+    secret_images: Annotated[int, Field(ge=1, le=10_000)] = 14
     world: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
     @property
@@ -74,6 +80,14 @@ class Faces(Dataset):
 
     def public_people(self) -> list[int]:
         return [self.public_images] * self.public_identities
+
+    def secret_people(self) -> list[int]:
+        return [self.secret_images] * self.secret_identities
+
+    def secret_table(self) -> Images | None:
+        if not self.secret_identities:
+            return None
+        return self._table(SECRET_START, self.secret_identities, self.secret_images, "same")
 
     def embedder(self) -> str:
         """Return the shipped one, which needs 32 pixels and was trained on a world of its own."""

@@ -46,6 +46,8 @@ class Folder(Dataset):
         crop: "centre" cuts the largest centred square, "face" the middle of it (51 % of its side,
             where an image of LFW shows the face), "none" squeezes the whole image.
         attributes: file with the attribute table.
+        secret: folder of people whom only the model's owner has, one sub-folder each, for the
+            defense `decoys`; neither private nor public.
     """
 
     title: ClassVar[str] = "Image folder"
@@ -56,6 +58,7 @@ class Folder(Dataset):
     channels: Literal[1, 3] = 3
     crop: Crop = "centre"
     attributes: Path | None = None
+    secret: Path | None = None
 
     @property
     def image_shape(self) -> Shape:
@@ -86,7 +89,8 @@ class Folder(Dataset):
     def files(self) -> list[Path]:
         private, public = self._catalogues()
         table = [self.attributes.expanduser()] if self.attributes else []
-        return [*private.files, *public.files, *table]
+        secret = catalogue(self.secret).files if self.secret else []
+        return [*private.files, *public.files, *table, *secret]
 
     def crop_mode(self) -> Crop:
         return self.crop
@@ -124,6 +128,27 @@ class Folder(Dataset):
             private.table(private_pixels, ours, names),
             public.table(public_pixels, theirs, names),
         )
+
+    def secret_people(self) -> list[int]:
+        return list(Counter(self._secret().labels).values()) if self.secret else []
+
+    def secret_table(self) -> Images | None:
+        if not self.secret:
+            return None
+        people = self._secret()
+        people.warn_of_others()
+        pixels = read_images(people.files, size=self.size, channels=self.channels, crop=self.crop)
+        return people.table(pixels, None, ())
+
+    def _secret(self) -> "Catalogue":
+        """List the secret people, who must have names: an attacker must not find one of them."""
+        people = catalogue(self.secret or Path())
+        if not people.names:
+            raise DataError(
+                f"{self.secret} holds loose images: secret people need one sub-folder each, named "
+                "after the person"
+            )
+        return people
 
     def _catalogues(self) -> tuple["Catalogue", "Catalogue"]:
         return catalogue(self.private), catalogue(self.public)

@@ -12,7 +12,7 @@ from frostglass.core.assets import Asset, Assets
 from frostglass.core.method import Method
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
-from frostglass.core.types import Images, Shape, Target
+from frostglass.core.types import Images, Shape, Split, Target
 from frostglass.store.files import Work
 
 Part = Literal[
@@ -35,18 +35,20 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class TrainingSize:
-    """How much training there is: images, batch size and epochs."""
+    """How much training there is: private images, batch size, epochs, and secret people."""
 
     records: int
     batch: int
     epochs: int
+    secret_people: int = 0
 
 
 @dataclass(frozen=True)
 class Batch:
     """What a loss may read: images in [0, 1], labels, logits and outputs of the tapped layers.
 
-    `inputs` are the images as the network sees them, if it normalises them first.
+    `inputs` are the images as the network sees them, if it normalises them first. `added` marks
+    the images that a defense added to the private ones; None if there are none.
     """
 
     images: Tensor
@@ -55,6 +57,22 @@ class Batch:
     tapped: Mapping[str, Tensor]
     progress: TrainingProgress
     inputs: Tensor | None = None
+    added: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AddedImages:
+    """Images of further people to train on: the class each is trained as, and whom it shows.
+
+    `pixels` uint8 (N, C, H, W); `labels` (N,) classes; `people` (N,) numbers of the people, from 0.
+    An epoch shows `per_epoch` images of every person, private ones too; None shows as many as the
+    added people have on average.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    people: Tensor
+    per_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +134,10 @@ class Defense(Method):
     """Base of all defenses: parameters are fields, hooks are methods that do nothing by default.
 
     `disabled` holds the parameters at which the defense does nothing. Hooks run in this order:
-    `stage`, `prepare`, `problems`, `begin`, `optimizer`, `opponent`; in each epoch `modes` and
-    `batches`; in each step `losses`; at the end `facts`. A defense with `releases` acts on the
-    features of a trained network when they leave the device, and must define `release`.
+    `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`, `opponent`; in each epoch
+    `modes` and `batches`; in each step `losses`; at the end `facts` and `measurements`.
+    A defense with `releases` acts on the features of a trained network when they leave the device,
+    and must define `release`.
     """
 
     disabled: ClassVar[Mapping[str, Any]] = {}
@@ -167,6 +186,14 @@ class Defense(Method):
         """List everything that keeps the defense from training the prepared network."""
         return []
 
+    def adds_images(self) -> bool:
+        """Whether the network is also trained on images of other people than the private ones."""
+        return False
+
+    def added_images(self, split: Split, *, seed: int) -> AddedImages | None:
+        """Return further images to train on; the same for the same split and seed."""
+        return None
+
     def begin(self, target: Target, images: Images, *, seed: int) -> None:
         """Read the private training images before the first epoch; may set what is trainable."""
 
@@ -206,6 +233,10 @@ class Defense(Method):
 
     def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
         """Return plain values about the trained target that a report shows."""
+        return {}
+
+    def measurements(self, target: Target, split: Split, *, seed: int) -> dict[str, Any]:
+        """Measure the trained target on the images it was trained with; joins `facts`."""
         return {}
 
     def release(

@@ -37,13 +37,24 @@ def conflicts(defenses: Sequence[Defense]) -> list[str]:
         for one, other in pairs
         if (way := one.non_gradient_leakage()) and other.separates_samples()
     ]
+    adding = [
+        f"{one.name} adds images of other people, and {other.name} counts on private ones alone: "
+        "keep one of them"
+        for one, other in pairs
+        if one.adds_images() and other.separates_samples()
+    ]
     twice = [
         f"{one.name} and {other.name} both replace the {part}: keep one of them"
         for one, other in combinations(defenses, 2)
         for part in sorted(one.replaces() & other.replaces())
         if (one, other) not in coupled and (other, one) not in coupled
     ]
-    return incomplete + mixing + leaking + twice
+    adding += [
+        f"{one.name} and {other.name} both add images: keep one of them"
+        for one, other in combinations(defenses, 2)
+        if one.adds_images() and other.adds_images()
+    ]
+    return incomplete + mixing + leaking + adding + twice
 
 
 def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:

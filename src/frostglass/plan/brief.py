@@ -18,6 +18,7 @@ from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense, TrainingProgress
 from frostglass.defenses.compose import at_full_strength
 from frostglass.plan.ledger import META
+from frostglass.training.images import TrainingImages
 from frostglass.training.settings import Training, stage_split
 
 BATCH = 64  # rows that a method without a field `batch` is assumed to process together
@@ -61,8 +62,10 @@ class Call:
 
     @cached_property
     def trained(self) -> int:
-        """Number of training images of a classifier."""
-        return len(stage_split(self.inputs["split"], self.inputs["data"], seed=0).train)
+        """Number of images in an epoch of a classifier's training."""
+        split = stage_split(self.inputs["split"], self.inputs["data"], seed=0)
+        labels = split.train.labels
+        return len(TrainingImages.of(split, labels, self.inputs["defenses"], seed=0))
 
     def budget(self, times: int = 1, times_public: int = 1) -> Budget:
         """Return the announced work, for so many times the people and public images."""
@@ -218,6 +221,10 @@ def blank_split(dataset: Dataset, fractions: Any) -> Split:
     others = max(1, round(each * fractions.evaluators)) if fractions.evaluators else 0
     train = max(2, private - classes * (test + validation + others))
     strangers = dataset.public_people()
+    withheld = strangers[len(strangers) - fractions.secret :] if fractions.secret else []
+    strangers = strangers[: len(strangers) - len(withheld)]
+    public -= sum(withheld)
+    secret = [*dataset.secret_people(), *withheld]
     whose = torch.arange(len(strangers)).repeat_interleave(torch.tensor(strangers).long())
     if len(whose) != public:
         whose = torch.full((public,), -1)
@@ -237,6 +244,15 @@ def blank_split(dataset: Dataset, fractions: Any) -> Split:
         ),
         evaluators=_blank(_labels(classes * others, classes), people, shape, "evaluators", names)
         if others
+        else None,
+        secret=_blank(
+            torch.arange(len(secret)).repeat_interleave(torch.tensor(secret)),
+            tuple(f"secret {number}" for number in range(len(secret))),
+            shape,
+            "secret",
+            (),
+        )
+        if secret
         else None,
     )
 

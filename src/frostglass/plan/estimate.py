@@ -69,7 +69,7 @@ def _key(chosen: Sequence[tuple[str, Experiment]], store: Store) -> str:
             options: Any = {"fractions": exp.split, "files": prints, "seed": exp.seed}
             files[name] = prints, store.has(SPLIT, exp.data, **options)
         methods = (exp.target, *exp.evaluators, exp.embedder, exp.perceptual, exp.prior)
-        for method in (*methods, exp.attacker_prior):
+        for method in (*methods, exp.attacker_prior, *exp.defenses):
             if method is not None and (name := repr(method)) not in files:
                 files[name] = fingerprint(method)
     experiments = [plain([label, exp], "experiment", False) for label, exp in chosen]

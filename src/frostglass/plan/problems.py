@@ -26,7 +26,7 @@ from frostglass.data._impostors import HELD_OUT
 from frostglass.data._splits import MIN_IMAGES, check_people
 from frostglass.data.base import listed
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense
+from frostglass.defenses.base import Defense, TrainingSize
 from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
@@ -248,7 +248,9 @@ class _Checks:
             if defenses or config.weights:
                 target = replace(target, module=deepcopy(target.module))
             target = compose.prepare(defenses, target, seed=0)
-        check_training(config, target, defenses, records)
+        secret = len(self.exp.data.secret_people()) + split.secret
+        size = TrainingSize(records, config.batch, config.epochs, secret)
+        check_training(config, target, defenses, size)
         if config.weights:
             load_weights(target.module, config.weights)
         if stage:

@@ -93,10 +93,9 @@ def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
 
 
 def check_training(
-    config: Training, target: Target, defenses: Sequence[Defense], records: int
+    config: Training, target: Target, defenses: Sequence[Defense], size: TrainingSize
 ) -> None:
     """Refuse defenses that cannot work on a prepared network with these settings."""
     check_recipe(config, defenses)
-    size = TrainingSize(records, config.batch, config.epochs)
     if not config.weights and (problems := compose.problems(defenses, target, size)):
         raise ConfigError(problems)

@@ -11,7 +11,7 @@ from torch import Tensor
 from frostglass.core.errors import ConfigError, ModelError, RunError
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense, TrainingProgress, TrainingSize
+from frostglass.defenses.base import Defense, TrainingProgress
 from frostglass.models.checkpoint import load_weights
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
@@ -25,6 +25,7 @@ from frostglass.training.settings import (
     Training,
     classes_of,
     first_stage,
+    size_of,
     stage_split,
     targets_for,
 )
@@ -55,18 +56,18 @@ def train_target(
     """
     device = device or default_device()
     _check(config, split, defenses, start)
-    classes, shape, records = classes_of(config, split), split.train.shape, len(split.train)
+    classes, shape, size = classes_of(config, split), split.train.shape, size_of(config, split)
     first = first_stage(config, defenses)
     if first:
         plain = untrained(config, classes, shape, defenses, seed=seed)
-        check_training(config, plain, defenses, records)  # before hours of the first stage
+        check_training(config, plain, defenses, size)  # before hours of the first stage
         if start is None:
             own_seed = seed_for(seed, "stage")
             images = stage_split(split, first.data, seed=own_seed)
             start = train_target(first.config, images, first.defenses, seed=own_seed, device=device)
     source = start or config.starting_file
     target = untrained(config, classes, shape, defenses, seed=seed, start=source)
-    check_training(config, target, defenses, records)
+    check_training(config, target, defenses, size)
     history: History = []
     chosen: int | None = None
     if config.weights:
@@ -75,7 +76,7 @@ def train_target(
         trainer = Trainer(config, target, split, defenses, perceptual, seed=seed, device=device)
         history, chosen = _fit(trainer, split.validation, work or Work.scratch())
     target.module.eval()
-    info = _info(config, target, split, defenses)
+    info = _info(config, target, split, defenses, seed)
     info |= {"history": history, "selected_epoch": chosen}
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
@@ -153,7 +154,7 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int
 
 
 def _info(
-    config: Training, target: Target, split: Split, defenses: Sequence[Defense]
+    config: Training, target: Target, split: Split, defenses: Sequence[Defense], seed: int
 ) -> dict[str, Any]:
     """Describe a trained or loaded target."""
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
@@ -166,9 +167,13 @@ def _info(
     if "accuracy" not in info:
         info["accuracy"] = {name: accuracy(target, images) for name, images in parts.items()}
     if not config.weights:
-        size = TrainingSize(len(split.train), config.batch, config.epochs)
+        size = size_of(config, split)
         info["trainable"] = sum(weight.numel() for weight in weights if weight.requires_grad)
-        facts = {defense.name: defense.facts(target, size) for defense in defenses}
+        facts = {
+            defense.name: defense.facts(target, size)
+            | defense.measurements(target, split, seed=seed)
+            for defense in defenses
+        }
         info["facts"] = {name: values for name, values in facts.items() if values}
     return info
 

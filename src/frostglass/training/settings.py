@@ -16,7 +16,7 @@ from frostglass.core.types import Images, Split, Target
 from frostglass.data._impostors import other_people
 from frostglass.data._splits import public_people
 from frostglass.defenses import compose
-from frostglass.defenses.base import Defense, Stage
+from frostglass.defenses.base import Defense, Stage, TrainingSize
 from frostglass.models.build import source
 
 PUBLIC = "public"
@@ -164,6 +164,12 @@ def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | N
     return FirstStage(
         stage.data, replace(config, start=start, **stage.settings), compose.during_stage(defenses)
     )
+
+
+def size_of(config: Training, split: Split) -> TrainingSize:
+    """Return how much training there is on this split."""
+    secret = 0 if split.secret is None else len(split.secret.names)
+    return TrainingSize(len(split.train), config.batch, config.epochs, secret)
 
 
 def classes_of(config: Training, split: Split) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from frostglass.core.errors import RunError
 from frostglass.core.types import Split, Target
 from frostglass.data._augment import augment
 from frostglass.defenses import compose
-from frostglass.defenses.base import Batch, Defense, TrainingProgress, TrainingSize
+from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import generator_for, seeded
@@ -23,7 +23,8 @@ from frostglass.runtime.tensors import (
     with_prefix,
 )
 from frostglass.training.build import check_training
-from frostglass.training.settings import Training, targets_for
+from frostglass.training.images import TrainingImages
+from frostglass.training.settings import Training, size_of, targets_for
 
 
 class Accelerator(Protocol):
@@ -74,19 +75,18 @@ class Trainer:
         device: torch.device,
     ):
         self.config, self.target, self.defenses = config, target, defenses
-        images = split.train
-        self._images, self._labels, self._seed = images, targets_for(target, images), seed
+        images, self._seed = split.train, seed
+        self._shown = TrainingImages.of(split, targets_for(target, images), defenses, seed=seed)
         module = target.module.to(device)
         before = _trainable(module)
         for defense in defenses:
             defense.begin(target, images, seed=seed)
         trainable = _trainable(module)
         if trainable.keys() != before.keys():  # frozen layers may be what another defense needs
-            check_training(config, target, defenses, len(images))
+            check_training(config, target, defenses, size_of(config, split))
         rule = optimizer_of(config, list(trainable.values()))
         for defense in defenses:
-            size = TrainingSize(len(images), config.batch, config.epochs)
-            rule = defense.optimizer(module, rule, size)
+            rule = defense.optimizer(module, rule, size_of(config, split))
         self._accelerator = accelerator_for(device)
         self._module, self._optimizer = self._accelerator.setup(module, rule)
         self._taps = [defense.taps(target) for defense in defenses]
@@ -134,25 +134,29 @@ class Trainer:
 
     def _batches(self, rng: torch.Generator) -> Sequence[Tensor]:
         """Return the image indices of each batch of an epoch."""
+        shown = self._shown.of_epoch(rng)
         if sampler := compose.replacing(self.defenses, "batches"):
-            return sampler.batches(self._images.labels, self.config.batch, rng)
-        count = len(self._images)
+            classes = self._shown.images.labels[shown]
+            return [shown[part] for part in sampler.batches(classes, self.config.batch, rng)]
+        count = len(shown)
         # Near-equal batches: no image is dropped and no batch is too small for batch norm.
         batches = max(1, min(math.ceil(count / self.config.batch), count // 2))
-        return torch.randperm(count, generator=rng).tensor_split(batches)
+        return shown[torch.randperm(count, generator=rng)].tensor_split(batches)
 
     def _backward(
         self, index: Tensor, rng: torch.Generator, progress: TrainingProgress, number: int
     ) -> dict[str, float]:
         """Compute the gradients of one batch; return its loss terms and other measurements."""
         images = self._accelerator.to_device(
-            augmented(self.config, self._images.floats(index), rng)
+            augmented(self.config, self._shown.images.floats(index), rng)
         )
-        labels = self._accelerator.to_device(self._labels[index])
+        labels = self._accelerator.to_device(self._shown.labels[index])
         with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
             logits = self._module(images)
         inputs = as_seen(self.target.module, images)
-        batch = Batch(images, labels, logits, tapped, progress, inputs)
+        added = self._shown.added(index)
+        added = None if added is None else self._accelerator.to_device(added)
+        batch = Batch(images, labels, logits, tapped, progress, inputs, added)
         terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
         loss = sum(
             (term.weight * term.value for term in terms.values()),
