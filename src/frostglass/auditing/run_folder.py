@@ -207,6 +207,7 @@ def _training(audit: Audit) -> dict[str, Any]:
         "recipe": {**asdict(exp.target), "seed": exp.seed},
         "trainable": info.get("trainable"),
         "facts": info.get("facts", {}),
+        "strangers_accepted": info.get("strangers_accepted"),
         "first_stage": info.get("first_stage"),
         "seconds": seconds,
         "first_stage_seconds": info.get("stage_seconds"),

@@ -62,10 +62,18 @@ def print_scores(facts: dict[str, Any]) -> None:
     people = f"{len(facts['identities'])} people attacked"
     if surface == "features":
         people += f", {facts['audits'][0]['images_per_person']} images each"
-    rows = [{"audit": _title(audit), **row(audit)} for audit in facts["audits"]]
+    several = any(
+        score["any"] != score["first"]
+        for audit in facts["audits"]
+        for score in audit["scores"].values()
+        if "any" in score
+    )
+    rows = [{"audit": _title(audit), **row(audit, several)} for audit in facts["audits"]]
     print_table(f"{facts['name']}: {people}", rows, left=["audit"])
     for line in _explained(facts, surface):
         print(line)
+    if several and surface == "model":
+        print("first, any: shares recognised by the first, and by any, of a person's candidates")
     notes: dict[str, list[str]] = {}
     for audit in facts["audits"]:
         for warning in audit["controls"]["warnings"]:
@@ -142,10 +150,18 @@ def _title(audit: dict[str, Any]) -> str:
     return model_name(defenses, given=audit["target"]["given"])
 
 
-def _model_row(audit: dict[str, Any]) -> Row:
+def _guesses(score: dict[str, float], several: bool) -> Row:
+    """Return the shares by the first candidate of each person and by any of them."""
+    if not several:
+        return {}
+    return {"first, any": f"{percent(score['first'])}, {percent(score['any'])}"}
+
+
+def _model_row(audit: dict[str, Any], several: bool) -> Row:
     name = f"verified_{_deciding(audit)}"
     return {
         "recognised": with_interval(audit["scores"][name]),
+        **_guesses(audit["scores"][name], several),
         "prior only": percent(audit["prior_only"][name]["value"]),
         **_top1(audit),
         "accuracy": percent(audit["target"]["accuracy"]["test"]),
@@ -154,7 +170,7 @@ def _model_row(audit: dict[str, Any]) -> Row:
     }
 
 
-def _feature_row(audit: dict[str, Any]) -> Row:
+def _feature_row(audit: dict[str, Any], several: bool) -> Row:
     scores, similarity = audit["scores"], audit["scores"]["similarity"]
     low, high = similarity["low"], similarity["high"]
     return {

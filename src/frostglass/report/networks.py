@@ -61,3 +61,4 @@ class TrainingFacts(BaseModel):
     seconds: FiniteFloat | None
     first_stage_seconds: FiniteFloat | None
     times_undefended: FiniteFloat | None
+    strangers_accepted: FiniteFloat | None = None

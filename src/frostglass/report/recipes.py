@@ -122,6 +122,9 @@ def fact_words(values: Mapping[str, Any]) -> str:
         epsilon, delta = rest.pop("epsilon"), rest.pop("delta")
         # Without noise there is no bound, and the defense's own note says so.
         parts += [] if epsilon is None else [f"ε = {words(epsilon)} at δ = {words(delta)}"]
+    if "k" in rest and "expected_first_guess" in rest:
+        k, expected = rest.pop("k"), rest.pop("expected_first_guess")
+        parts.append(f"one of {k} people; expected of a first guess {number(expected, 'percent')}")
     note = rest.pop("note", None)
     shown = {key: value for key, value in rest.items() if value is not None}
     parts += [f"{key.replace('_', ' ')} {words(value)}" for key, value in shown.items()]

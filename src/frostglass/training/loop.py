@@ -29,6 +29,7 @@ from frostglass.training.settings import (
     stage_split,
     targets_for,
 )
+from frostglass.training.strangers import strangers_accepted
 from frostglass.training.trainer import Trainer, correct
 
 History = list[dict[str, float]]
@@ -162,6 +163,7 @@ def _info(
     info: dict[str, Any] = {
         "model": config.model,
         "parameters": sum(weight.numel() for weight in weights),
+        "strangers_accepted": strangers_accepted(target, split),
         **target.info,  # of an examination, which measured the accuracy
     }
     if "accuracy" not in info:

@@ -149,7 +149,9 @@ def _training(study: Study) -> parts.Section:
     rows = training_rows(study)
     staged, reported = any(row.stage for row in rows), any(row.facts for row in rows)
     differing = any(row.own for row in rows)
+    crowded = any("decoys" in row.training.facts for row in rows)
     head = ["model", "weights", "training time", "relative to undefended", "epoch kept"]
+    head += ["strangers accepted"] * crowded
     head += ["first stage"] * staged + ["reported by its defenses"] * reported
     head += ["own recipe"] * differing
     body: list[list[parts.Cell | str]] = []
@@ -172,12 +174,18 @@ def _training(study: Study) -> parts.Section:
                 number(row.training.seconds, "seconds"),
                 number(row.training.times_undefended, "ratio"),
                 row.epoch,
+                *[number(row.training.strangers_accepted, "percent")] * crowded,
                 *(replace(cell, css="wrapped") for cell in wrapped),
             ]
         )
     text = "Times hold for the machine of this run."
     if staged:
         text += " The time of a first stage is not part of the training time."
+    if crowded:
+        text += (
+            " Strangers accepted: the share of public images of which the model is as sure as of "
+            "95 % of the held-out private ones."
+        )
     table = parts.Table("Training of each model", head, body, "trained")
     content = [parts.Note(training_caption(study)), table, parts.Note(text)]
     return parts.Section("Training", "How the models were trained", content)
