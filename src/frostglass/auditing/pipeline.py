@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frostglass.auditing.agreement import prior_agreement
 from frostglass.auditing.controls import verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
@@ -62,7 +63,7 @@ def audit(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store lacks of it, and assess it by its controls."""
     made = produce(experiment, store)
     exposure, references = made.trial.exposure, None
-    facts: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = prior_agreement(made, store)
     if isinstance(exposure, FeatureExposure) and made.embedder and made.more_draws:
         references = reference_similarities(made.embedder, made.split.train, made.split.public)
         facts = feature_facts(

@@ -52,7 +52,8 @@ class Products:
 class Audit(Products):
     """What one experiment found: its trial, that of the positive control, and the verdict.
 
-    `facts` describe released features (utility, deviation, distances); empty for a model.
+    `facts` describe released features (utility, deviation, distances). For a model they hold the
+    `agreement` of target and evaluators on draws of the prior.
     """
 
     experiment: Experiment

@@ -154,7 +154,7 @@ def _controls(controls: Controls) -> dict[str, Any]:
 def _feature_facts(audit: Audit) -> dict[str, Any]:
     exposure = audit.trial.exposure
     if not isinstance(exposure, FeatureExposure):
-        return {}
+        return {"agreement": audit.facts.get("agreement")}
     return {
         "cut": audit.target.cut,
         "attributes": list(audit.target.classes),

@@ -133,6 +133,7 @@ class FeatureAudit(AuditFacts):
 
 class ModelAudit(AuditFacts):
     surface: Literal["model"]
+    agreement: FiniteFloat | None = None
 
 
 class RunFacts(BaseModel):

@@ -19,7 +19,12 @@ from frostglass.report.charts import scale, shape, track
 from frostglass.report.entry import Entry
 from frostglass.report.panels import common
 from frostglass.report.panels.matrix import has_matrix, matrix_section
-from frostglass.report.recipes import training_caption, training_notes, training_rows
+from frostglass.report.recipes import (
+    TrainingRow,
+    training_caption,
+    training_notes,
+    training_rows,
+)
 from frostglass.report.recognition import rate, top1_short, verifier_name
 from frostglass.report.study import Study
 from frostglass.report.text import Kind, number, p_value_text, span
@@ -145,13 +150,19 @@ def _scores_note(study: Study) -> str:
     )
 
 
+def _crowd(row: TrainingRow) -> list[str]:
+    """Whom else the model takes for its people."""
+    shares = row.training.strangers_accepted, row.entry.facts.agreement
+    return [number(share, "percent") for share in shares]
+
+
 def _training(study: Study) -> parts.Section:
     rows = training_rows(study)
     staged, reported = any(row.stage for row in rows), any(row.facts for row in rows)
     differing = any(row.own for row in rows)
     crowded = any("decoys" in row.training.facts for row in rows)
     head = ["model", "weights", "training time", "relative to undefended", "epoch kept"]
-    head += ["strangers accepted"] * crowded
+    head += ["strangers accepted", "agreement"] * crowded
     head += ["first stage"] * staged + ["reported by its defenses"] * reported
     head += ["own recipe"] * differing
     body: list[list[parts.Cell | str]] = []
@@ -174,7 +185,7 @@ def _training(study: Study) -> parts.Section:
                 number(row.training.seconds, "seconds"),
                 number(row.training.times_undefended, "ratio"),
                 row.epoch,
-                *[number(row.training.strangers_accepted, "percent")] * crowded,
+                *(_crowd(row) if crowded else ()),
                 *(replace(cell, css="wrapped") for cell in wrapped),
             ]
         )
@@ -184,7 +195,9 @@ def _training(study: Study) -> parts.Section:
     if crowded:
         text += (
             " Strangers accepted: the share of public images of which the model is as sure as of "
-            "95 % of the held-out private ones."
+            "95 % of the held-out private ones. Agreement: the share of draws of the prior to "
+            "which model and evaluators give the same name; it falls where a class is several "
+            "people."
         )
     table = parts.Table("Training of each model", head, body, "trained")
     content = [parts.Note(training_caption(study)), table, parts.Note(text)]
