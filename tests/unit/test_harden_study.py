@@ -9,7 +9,7 @@ import pytest
 
 from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks.base import attacks
-from frostglass.core.errors import ConfigError
+from frostglass.core.errors import ConfigError, StoreError
 from frostglass.defenses.base import defenses
 from frostglass.defenses.strengths import Choice
 from frostglass.hardening import study as module
@@ -146,6 +146,12 @@ def test_a_second_process_is_refused(tmp_path):
         open_study(tmp_path, known, SETTINGS, accuracy=0.9, seed=3),
     ):
         pass
+
+
+def test_a_damaged_study(tmp_path):
+    (tmp_path / "study.db").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match=r"study.db cannot be read .*: delete the file to begin"):
+        search(tmp_path)
 
 
 def test_optuna_says_nothing(tmp_path, capfd):

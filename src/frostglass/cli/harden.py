@@ -7,7 +7,7 @@ from typing import Any
 
 from frostglass.auditing.config_file import read_config
 from frostglass.cli.progress import progress
-from frostglass.cli.run import check_machine, check_writable, prepare
+from frostglass.cli.run import check_machine, check_writable, default_folder, prepare
 from frostglass.cli.tables import print_table
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.hardening.final import EVERYBODY
@@ -86,7 +86,7 @@ def _cases(path: Path | None) -> list[dict[str, Any]] | None:
 
 def _folder(out: Path | None, name: str) -> Path:
     """Return the folder of the study; refuse one with files of something else."""
-    folder = out or Path("runs") / f"{name}-harden"
+    folder = out or default_folder(f"{name}-harden")
     check_writable("--out", folder)
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     foreign = sorted(name for name in names if not name.startswith("."))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frostglass.core.errors import ConfigError
+from frostglass.core.errors import ConfigError, StoreError
 from frostglass.hardening.budget import SearchBudget
 from frostglass.hardening.space import Candidate, Values
 from frostglass.runtime.seeding import seed_for
@@ -89,10 +89,7 @@ class Study:
     ):
         self._optuna = optuna_module()
         self.accuracy, self.seed = accuracy, seed
-        from sqlalchemy import URL
-
-        place = URL.create("sqlite", database=str(folder / DATABASE))
-        storage = self._optuna.storages.RDBStorage(place.render_as_string())
+        storage = self._storage(folder / DATABASE)
         self._studies = {
             candidate: self._optuna.create_study(
                 storage=storage,
@@ -104,6 +101,19 @@ class Study:
         }
         for study in self._studies.values():
             self._discard_unfinished(study)
+
+    def _storage(self, path: Path) -> Any:
+        from sqlalchemy import URL
+        from sqlalchemy.exc import SQLAlchemyError
+
+        place = URL.create("sqlite", database=str(path)).render_as_string()
+        try:
+            return self._optuna.storages.RDBStorage(place)
+        except (SQLAlchemyError, RuntimeError) as error:  # damaged, or of another Optuna
+            reason = " ".join(str(error).split())[:160]
+            raise StoreError(
+                f"the study in {path} cannot be read ({reason}): delete the file to begin it anew"
+            ) from error
 
     def trials(self) -> list[Trial]:
         """Return all finished trials, in the order in which they were made."""
