@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from frostglass.deploy.server import Server
     from frostglass.evaluators.embedder import Embedder, read_embedder
     from frostglass.evaluators.verifier import Verifier, enrol
+    from frostglass.hardening.harden import harden
     from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
     from frostglass.models.cut import cut
     from frostglass.models.wrap import wrap

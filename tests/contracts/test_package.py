@@ -34,6 +34,7 @@ LADDER = (
     ("auditing",),
     ("plan", "testing"),
     ("report",),
+    ("hardening",),
     ("cli",),
     ("__main__",),
 )
@@ -44,7 +45,7 @@ PUBLIC = [
     "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
     "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
     "Server", "Split", "Store", "Target", "Training", "Verifier", "Work", "audit",
-    "build_report", "cut", "enrol", "estimate", "examine", "experiments", "invert",
+    "build_report", "cut", "enrol", "estimate", "examine", "experiments", "harden", "invert",
     "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
     "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
     "write_prior", "write_run",

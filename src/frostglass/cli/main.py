@@ -154,6 +154,44 @@ def check(
 
 
 @app.command()
+def harden(
+    config: Annotated[Path, typer.Argument(help="A TOML file with one audit of a model.")],
+    accuracy: Annotated[
+        float, typer.Option("--accuracy", help="The least accuracy you accept, such as 0.95.")
+    ],
+    defenses: Annotated[
+        str | None,
+        typer.Option(
+            "--defenses",
+            metavar="NAMES",
+            help="Defenses to tune, alone and in pairs, e.g. calor,bido.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for trials, e.g. 90m, or their number: 30 trials.")
+    ] = "2h",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of the final table.")] = 3,
+    attacks: Annotated[
+        Path | None,
+        typer.Option("--attacks", help="A TOML file with [[case]] tables: the final attacks."),
+    ] = None,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Find the defense that leaks least at an accuracy you accept; run it again to resume."""
+    from frostglass.auditing.config_file import read_config
+    from frostglass.cli.harden import Request, harden_settings
+
+    request = Request(accuracy, defenses, budget, seeds, attacks)
+    values = read_config(config, settings or ())
+    harden_settings(values, store, out, request, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
 def protect(
     config: Annotated[Path, typer.Argument(help="A TOML file about a split model (target.cut).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the halves, client and server.")],

@@ -109,12 +109,7 @@ def check_device() -> None:
 
 def run_folder(out: Path | None, name: str) -> Path:
     """Return the folder of the run; refuse now one that cannot be written after hours of work."""
-    if out is None and not re.fullmatch(r"\w[\w .+-]*", name):
-        raise ConfigError(
-            "name: expected letters, digits, spaces, '.', '+' or '-', because it names the run's "
-            f"folder; got {name!r}"
-        )
-    folder = out or Path("runs") / name
+    folder = out or default_folder(name)
     check_writable("--out", folder)
     if foreign := _foreign_file(folder):
         raise ConfigError(
@@ -122,6 +117,16 @@ def run_folder(out: Path | None, name: str) -> Path:
             "folder, or that of an earlier run"
         )
     return folder
+
+
+def default_folder(name: str) -> Path:
+    """Return the folder that the name of a config stands for."""
+    if not re.fullmatch(r"\w[\w .+-]*", name):
+        raise ConfigError(
+            "name: expected letters, digits, spaces, '.', '+' or '-', because it names the run's "
+            f"folder; got {name!r}"
+        )
+    return Path("runs") / name
 
 
 def _foreign_file(folder: Path) -> str:

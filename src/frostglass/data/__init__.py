@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from frostglass.data.digits import Digits
     from frostglass.data.faces import Faces
     from frostglass.data.folder import Folder
+    from frostglass.data.half import Half
     from frostglass.data.lfw import Lfw
     from frostglass.data.mnist import Mnist
 

@@ -13,6 +13,7 @@ from frostglass.core.method import Method
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape, Split, Target
+from frostglass.defenses.strengths import Range
 from frostglass.store.files import Work
 
 Part = Literal[
@@ -133,14 +134,16 @@ class Release:
 class Defense(Method):
     """Base of all defenses: parameters are fields, hooks are methods that do nothing by default.
 
-    `disabled` holds the parameters at which the defense does nothing. Hooks run in this order:
-    `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`, `opponent`; in each epoch
-    `modes` and `batches`; in each step `losses`; at the end `facts` and `measurements`.
-    A defense with `releases` acts on the features of a trained network when they leave the device,
-    and must define `release`.
+    `disabled` holds the parameters at which the defense does nothing. `adaptive` names the attacks
+    of somebody who knows the defense: variants of attacks by gradients, or registered attacks.
+    Hooks run in this order: `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`,
+    `opponent`; in each epoch `modes` and `batches`; in each step `losses`; at the end `facts` and
+    `measurements`. A defense with `releases` acts on the features of a trained network when they
+    leave the device, and must define `release`.
     """
 
     disabled: ClassVar[Mapping[str, Any]] = {}
+    adaptive: ClassVar[tuple[str, ...]] = ()
     takes_attributes: ClassVar[bool] = False  # also defends classifiers of attributes
     releases: ClassVar[bool] = False
 
@@ -148,6 +151,11 @@ class Defense(Method):
         super().__init_subclass__(**keywords)
         if cls.releases and cls.release is Defense.release:
             raise TypeError(f"{cls.__name__} has releases = True and lacks release(): define it")
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        """Return the parameters to tune with so many classes and secret people; none by default."""
+        return {}
 
     @property
     def needs(self) -> frozenset[Asset]:

@@ -29,7 +29,7 @@ def tradeoff(study: Study) -> Plot | None:
     levels = [Level(baseline, "prior only", high if low == high else f"{first}{joint}{high}")]
     titles = [_title(subject) for subject in subjects]
     if study.surface == "model":
-        across = _accuracies([subject.accuracy for subject in subjects], study.tested_on)
+        across = accuracy_axis([subject.accuracy for subject in subjects], study.tested_on)
         title = f"share recognised (false-accept rate {rate(subjects[0].strongest)}) →"
         upward = Axis(0.0, 1.02, title, "percent")
         opening = f"Accuracy on {study.tested_on} and share recognised of {len(subjects)} models. "
@@ -120,7 +120,7 @@ def _title(subject: Subject) -> str:
     )
 
 
-def _accuracies(values: Sequence[float], images: str) -> Axis:
+def accuracy_axis(values: Sequence[float], images: str) -> Axis:
     """Show the accuracies and a margin, at least two points wide."""
     low, high = min(values), max(values)
     margin = max(0.04 * (high - low), 0.01 - (high - low) / 2)

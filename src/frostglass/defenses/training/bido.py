@@ -1,5 +1,6 @@
 """BiDO: bilateral dependency optimisation."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.data._balanced import balanced_batches
 from frostglass.defenses.base import Batch, Defense, Part, Term, TrainingSize, defenses
+from frostglass.defenses.strengths import Choice, Range, Real
 from frostglass.defenses.training._dependence import (
     MeasureName,
     gaussian_gram,
@@ -80,6 +82,14 @@ class Bido(Defense):
                 "per_identity = 1 gives no two images of a batch the same label: "
                 "use at least 2, or 0 for plain shuffling"
             )
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {
+            "measure": Choice(("hsic_nocco", "coco_frobenius")),
+            "lambda_x": Real(0.01, 10, log=True),
+            "lambda_y": Real(0.1, 50, log=True),
+        }
 
     @property
     def active(self) -> bool:

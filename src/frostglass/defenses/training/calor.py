@@ -1,5 +1,6 @@
 """CALoR: confidence adaptation and a low-rank compressed head."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -12,6 +13,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.defenses.base import Batch, Defense, Part, Stage, Term, TrainingProgress, defenses
+from frostglass.defenses.strengths import Range, Real, Whole
 from frostglass.defenses.training._heads import linear_head, with_head
 from frostglass.runtime.seeding import seeded
 
@@ -103,6 +105,11 @@ class Calor(Defense):
 
     title = "CALoR"
     disabled: ClassVar = {"rank": 0, "a": 0.0}
+    adaptive: ClassVar = ("margin", "aimed", "straight")
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"rank": Whole(2, min(64, classes), log=True), "b": Real(2, 32, log=True)}
 
     def brief(self) -> Self:
         # At full strength from the first epoch.

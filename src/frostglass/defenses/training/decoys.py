@@ -1,5 +1,6 @@
 """Decoys: every class also learns strangers, so that inverting it finds one of a crowd."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -21,6 +22,7 @@ from frostglass.defenses.base import (
     TrainingSize,
     defenses,
 )
+from frostglass.defenses.strengths import Range, Whole
 from frostglass.defenses.training._secret_draws import check_secret, drawn_people
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -78,6 +80,11 @@ class Decoys(Defense):
 
     title = "Decoys"
     disabled: ClassVar = {"people": 0}
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        most = min(15, secret // classes)
+        return {"people": Whole(1, most, log=True)} if most else {}
 
     def __post_init__(self) -> None:
         if (self.source == "people") != (self.generator is None):

@@ -1,5 +1,6 @@
 """Negative label smoothing."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Self
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from frostglass.core.parameters import parameters
 from frostglass.defenses.base import Batch, Defense, Part, Term, TrainingProgress, defenses
+from frostglass.defenses.strengths import Range, Real
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, alpha: float) -> Tensor:
@@ -42,6 +44,11 @@ class LabelSmoothing(Defense):
 
     title = "LS"
     disabled: ClassVar = {"alpha": 0.0}
+    adaptive: ClassVar = ("margin", "poincare")
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"alpha": Real(-0.5, -0.01)}
 
     def brief(self) -> Self:
         return replace(self, ramp=False)  # at full strength from the first epoch

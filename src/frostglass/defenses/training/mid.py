@@ -1,6 +1,7 @@
 """MID: mutual information regularisation through a variational bottleneck."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -12,6 +13,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.defenses.base import Batch, Defense, Part, Term, defenses
+from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._heads import linear_head, with_head
 from frostglass.runtime.seeding import seeded
 
@@ -115,12 +117,17 @@ class Mid(Defense):
 
     title = "MID"
     disabled: ClassVar = {"weight": 0.0, "width": 0.0}
+    adaptive: ClassVar = ("noise",)
 
     def __post_init__(self) -> None:
         if self.weight and not self.width:
             raise ValueError(
                 f"weight {self.weight} needs a code: give a width above 0, or weight 0 too"
             )
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"weight": Real(0.001, 0.3, log=True)}
 
     def replaces(self) -> frozenset[Part]:
         return frozenset({"head"}) if self.width else frozenset()

@@ -1,6 +1,6 @@
 """Transfer learning as a defense: private images change only the last layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -14,6 +14,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
 from frostglass.defenses.base import Defense, Part, Stage, TrainingSize, defenses
+from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._freezing import frozen_layers, mark_frozen
 from frostglass.defenses.training._heads import head_block
 from frostglass.models.depth import groups, inside, leaves, weights_by_leaf
@@ -81,6 +82,10 @@ class Transfer(Defense):
                     f'boundary = "{name}" and {name} go together: give both or neither, '
                     f'got boundary = "{self.boundary}"'
                 )
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"ratio": Real(0.2, 0.9)}
 
     def brief(self) -> Self:
         # Without content there is no Fisher information: training all layers bounds the memory.

@@ -1,0 +1,92 @@
+"""The attacks of the final table: the config's, MIRROR, and those of who knows the defenses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from frostglass.attacks._search.descent import Descent
+from frostglass.attacks.base import Attack, attacks
+from frostglass.attacks.model.mirror import Mirror
+from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.run_folder import described
+from frostglass.core.errors import ConfigError
+from frostglass.defenses.base import defenses
+from frostglass.priors.pretrained import Pretrained
+
+POOL_PER_STEP = 20  # draws that MIRROR starts from for each of its steps, as in the demo's attack
+STYLES = {"faces32": "styles32"}  # embedded priors, and the StyleGAN2 of the same people
+
+Case = dict[str, Any]
+
+
+def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
+    """Return the cases of a grid for models with these defenses: attacks, perhaps with a prior.
+
+    An adaptive attack is a variant of the config's attack, or of MIRROR where the config's has no
+    such variant, or an attack of its own.
+    """
+    mirror = _mirror(exp)
+    base, prior = (exp.attack, {}) if isinstance(exp.attack, Descent) else (mirror, _styles(exp))
+    cases = [_case(exp.attack.display_title, exp.attack, {})]
+    if exp.attack.name != mirror.name:
+        cases.append(_case(mirror.display_title, mirror, _styles(exp)))
+    for name in dict.fromkeys(each for one in names for each in defenses.get(one).adaptive):
+        if name in base.variants:
+            changed = {**asdict(base), **base.variants[name][1]}
+            cases.append(_case(f"{base.display_title}, {name}", type(base)(**changed), prior))
+        else:
+            attack = _resized(attacks.get(name)(), exp.attack)
+            cases.append(_case(attack.display_title, attack, {}))
+    return _distinct(cases)
+
+
+def given_cases(tables: Sequence[Mapping[str, Any]]) -> list[Case]:
+    """Check the cases that a user gives: each has a name and an attack, and perhaps a prior."""
+    for number, table in enumerate(tables):
+        unknown = sorted(set(table) - {"case", "attack", "prior"})
+        if unknown or not isinstance(table.get("case"), str) or "attack" not in table:
+            raise ConfigError(
+                f'attacks[{number}]: expected {{ case = "NAME", attack = {{ ... }} }}, perhaps '
+                f"with a prior; got {', '.join(table) or 'an empty table'}"
+            )
+    if not tables:
+        raise ConfigError("attacks: expected at least one case, got none")
+    return [dict(table) for table in tables]
+
+
+def _mirror(exp: Experiment) -> Mirror:
+    """Return MIRROR with the budget of the config's attack, where that has one to compare."""
+    if isinstance(exp.attack, Mirror):
+        return exp.attack
+    steps = exp.attack.steps if isinstance(exp.attack, Descent) else 150
+    mirror = _resized(Mirror(steps=steps, pool=POOL_PER_STEP * max(steps, 10)), exp.attack)
+    return mirror if isinstance(mirror, Mirror) else Mirror()
+
+
+def _resized(attack: Attack, like: Attack) -> Attack:
+    """Return an attack by gradients that keeps as many candidates as another, at its batch size."""
+    if isinstance(attack, Descent) and isinstance(like, Descent):
+        keep = min(like.keep, like.candidates)
+        return replace(attack, candidates=like.candidates, keep=keep, batch=like.batch)
+    return attack
+
+
+def _styles(exp: Experiment) -> Case:
+    """Return a StyleGAN2 as the prior of MIRROR, if the config's prior is embedded beside one."""
+    if isinstance(exp.prior, Pretrained) and exp.prior.weights in STYLES:
+        return {"prior": described(replace(exp.prior, weights=STYLES[exp.prior.weights]))}
+    return {}
+
+
+def _case(name: str, attack: Attack, prior: Case) -> Case:
+    return {"case": name, "attack": described(attack), **prior}
+
+
+def _distinct(cases: Sequence[Case]) -> list[Case]:
+    """Leave out attacks that differ from an earlier one in name alone."""
+    kept: list[Case] = []
+    for case in cases:
+        rest = {key: value for key, value in case.items() if key != "case"}
+        if all(rest != {k: v for k, v in one.items() if k != "case"} for one in kept):
+            kept.append(case)
+    return kept

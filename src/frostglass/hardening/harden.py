@@ -1,0 +1,262 @@
+"""The best defense at an accuracy that the user accepts, with the evidence for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.core.errors import ConfigError
+from frostglass.data.half import FEWEST
+from frostglass.hardening.budget import SearchBudget
+from frostglass.hardening.cases import Case, final_cases, given_cases
+from frostglass.hardening.final import (
+    EVERYBODY,
+    POPULATIONS,
+    Final,
+    Finalist,
+    final_settings,
+    finalists,
+    measure_final,
+)
+from frostglass.hardening.output import write_results
+from frostglass.hardening.space import Candidate, built, candidates, default_names
+from frostglass.hardening.study import (
+    Study,
+    Trial,
+    Watch,
+    check_settings,
+    open_study,
+    optuna_module,
+    unwatched,
+)
+from frostglass.hardening.tuning import Tuner, held_out, trained, tuning_experiment
+from frostglass.plan.problems import problems
+from frostglass.store.keys import fingerprint, plain
+from frostglass.store.store import Store
+from frostglass.training.settings import Training
+
+SEARCH = "2h"  # of trials, by default
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a hardening is asked for, after all that can be checked was checked."""
+
+    settings: Mapping[str, Any]
+    exp: Experiment
+    accuracy: float
+    candidates: tuple[Candidate, ...]
+    budget: SearchBudget
+    seeds: int
+    attacks: tuple[Case, ...]  # none: the default ones
+    left_out: Mapping[str, str] = field(default_factory=dict)  # default attacks, with the reason
+
+    def cases(self, names: Sequence[str]) -> list[Case]:
+        """Return the attacks of a final table with these defenses."""
+        known = list(self.attacks) or final_cases(self.exp, names)
+        return [case for case in known if case["case"] not in self.left_out]
+
+    def study_settings(self) -> dict[str, Any]:
+        """Return what the trials depend on, as plain values; budget and seeds may change."""
+        (values,) = plain(tuning_experiment(self.exp), "experiment", False).values()
+        return {
+            **values,
+            "files": fingerprint(self.exp.data),
+            "accuracy": self.accuracy,
+            "defenses": {
+                each.title: plain(each.ranges, "ranges", False) for each in self.candidates
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Hardening:
+    """What a hardening found: its trials, the finalists (recommended first), the final table."""
+
+    folder: Path
+    recommended: Finalist
+    finalists: tuple[Finalist, ...]
+    trials: tuple[Trial, ...]
+    final: Final
+    facts: Mapping[str, Any]
+
+
+def plan_hardening(
+    settings: Mapping[str, Any],
+    *,
+    accuracy: float,
+    defenses: Sequence[str] | None = None,
+    budget: str = SEARCH,
+    seeds: int = SEEDS,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
+) -> Plan:
+    """Check everything that can be checked without computing; raise the problems found."""
+    optuna_module()
+    if not 0 < accuracy < 1:
+        raise ConfigError(f"accuracy: expected a share between 0 and 1, got {accuracy}")
+    if seeds < 1:
+        raise ConfigError(f"seeds: expected at least 1, got {seeds}")
+    exp = _one(settings)
+    people = exp.data.counts()[0]
+    if people < FEWEST:
+        raise ConfigError(
+            f"data: strengths are tuned on one half of the people and measured on the other, which "
+            f"needs at least {FEWEST}; got {people}"
+        )
+    half, secret = people // 2, (len(exp.data.secret_people()) + exp.split.secret) // 2
+    chosen = candidates(defenses or default_names(half, secret), half, secret)
+    plan = Plan(
+        settings,
+        exp,
+        accuracy,
+        tuple(chosen),
+        SearchBudget.parse(budget),
+        seeds,
+        tuple(given_cases(attacks)) if attacks is not None else (),
+    )
+    plan = replace(plan, left_out=_impossible(plan))
+    if lines := problems(_planned(plan)):
+        raise ConfigError(lines)
+    return plan
+
+
+def harden(
+    settings: Mapping[str, Any],
+    store: Store,
+    out: Path | str,
+    *,
+    accuracy: float,
+    defenses: Sequence[str] | None = None,
+    budget: str = SEARCH,
+    seeds: int = SEEDS,
+    attacks: Sequence[Mapping[str, Any]] | None = None,
+    redact: bool = False,
+    watch: Watch = unwatched,
+) -> Hardening:
+    """Tune defenses to the least verified leak at an accuracy, and measure the best on others.
+
+    `settings` are those of an ordinary audit of a model, without grid and defenses. `out` gets the
+    recommended model, the frontier, tables and the report; a stopped call resumes from it and from
+    the store. `attacks` are the cases of the final table: a name, an attack, perhaps a prior.
+    `watch` is called when a trial starts and when it is finished.
+    """
+    plan = plan_hardening(
+        settings,
+        accuracy=accuracy,
+        defenses=defenses,
+        budget=budget,
+        seeds=seeds,
+        attacks=attacks,
+    )
+    return run_plan(plan, store, Path(out), redact=redact, watch=watch)
+
+
+def run_plan(
+    plan: Plan,
+    store: Store,
+    out: Path,
+    *,
+    redact: bool = False,
+    watch: Watch = unwatched,
+) -> Hardening:
+    """Tune, measure the finalists on other people, and write everything below `out`."""
+    check_settings(out, plan.study_settings())
+    plain_target = trained(plan.exp, store)
+    if plan.accuracy > held_out(plain_target):
+        raise ConfigError(
+            f"accuracy: the undefended model reaches {held_out(plain_target):.1%}, asked for "
+            f"{plan.accuracy:.1%}: accept less, or train it longer (target.epochs)"
+        )
+    tuner = Tuner(plan.exp, store, plan.accuracy)
+    baseline = tuner.undefended()
+    settings = plan.study_settings()
+    with open_study(
+        out, plan.candidates, settings, accuracy=plan.accuracy, seed=tuner.exp.seed
+    ) as study:
+        study.run(tuner, plan.budget, watch)
+        return _conclude(plan, study, store, out, baseline, redact=redact)
+
+
+def _conclude(
+    plan: Plan, study: Study, store: Store, out: Path, baseline: Any, *, redact: bool
+) -> Hardening:
+    trials = study.trials()
+    chosen = finalists(trials, plan.exp, store, plan.accuracy)
+    names = dict.fromkeys(name for each in chosen for name in each.trial.candidate.names)
+    cases = plan.cases(list(names))
+    settings = {
+        population: final_settings(
+            plan.settings, plan.exp, population, [e.tables for e in chosen], cases, plan.seeds
+        )
+        for population in POPULATIONS
+    }
+    final = measure_final(settings, chosen, store, out)
+    target = trained(replace(plan.exp, defenses=built(chosen[0].tables)), store)
+    facts = write_results(
+        out,
+        name=plan.exp.name,
+        accuracy=plan.accuracy,
+        seeds=plan.seeds,
+        chosen=chosen,
+        trials=trials,
+        final=final,
+        target=target,
+        baseline=baseline,
+        left_out=plan.left_out,
+        redact=redact,
+    )
+    return Hardening(out, chosen[0], tuple(chosen), tuple(trials), final, facts)
+
+
+def _one(settings: Mapping[str, Any]) -> Experiment:
+    """Read the one experiment of a config, and refuse what a hardening sets itself."""
+    if "grid" in settings:
+        raise ConfigError("grid: hardening takes a config of one experiment: remove [grid]")
+    if settings.get("defenses"):
+        raise ConfigError("defenses: hardening chooses them: remove them, or name them as options")
+    ((_, exp),) = experiments(settings)
+    if exp.surface != "model":
+        raise ConfigError("target.cut: hardening tunes defenses of whole models: remove target.cut")
+    if exp.target.weights:
+        raise ConfigError(
+            "target.weights: hardening trains models, and these weights are loaded without "
+            "training: remove target.weights"
+        )
+    for number, each in enumerate(exp.evaluators):
+        if isinstance(each, Training) and each.weights:
+            raise ConfigError(
+                f"evaluators[{number}].weights: hardening needs classifiers of half of the people, "
+                "which it trains: remove the weights"
+            )
+    if not exp.judging.positive_control:
+        raise ConfigError("judging.positive_control: hardening needs it: remove the setting")
+    return exp
+
+
+def _impossible(plan: Plan) -> dict[str, str]:
+    """Return the attacks that the user did not ask for and the prior does not allow."""
+    if plan.attacks:
+        return {}
+    names = [name for each in plan.candidates for name in each.names]
+    reasons = {}
+    for case in plan.cases(names)[1:]:  # the first is the config's own
+        settings = final_settings(plan.settings, plan.exp, EVERYBODY, [], [case], 1)
+        if lines := problems(experiments(settings)):
+            reasons[case["case"]] = lines[0]
+    return reasons
+
+
+def _planned(plan: Plan) -> list[tuple[str, Experiment]]:
+    """Return the experiments that are known before the search: enough to find what cannot work."""
+    tuning = tuning_experiment(plan.exp)
+    planned = [
+        (each.title, replace(tuning, defenses=built(each.tables(each.first()))))
+        for each in plan.candidates
+    ]
+    names = list(dict.fromkeys(name for each in plan.candidates for name in each.names))
+    for population in POPULATIONS:
+        settings = final_settings(plan.settings, plan.exp, population, [], plan.cases(names), 1)
+        planned += experiments(settings)
+    return planned

@@ -1,0 +1,133 @@
+"""What is tuned: each defense and each allowed pair, with the ranges of their parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Protocol
+
+from frostglass.core.errors import ConfigError
+from frostglass.core.registry import nearest
+from frostglass.defenses.base import Defense, defenses
+from frostglass.defenses.compose import conflicts
+from frostglass.defenses.strengths import Choice, Range, Whole
+
+PREFERRED = ("decoys", "calor", "bido")  # tuned unless the user names others
+DIGITS = 3  # of a real parameter: more would make it no better, and hard to read
+
+Values = dict[str, Any]
+
+
+class Suggests(Protocol):
+    """The part of an Optuna trial that suggests values."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int: ...
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float: ...
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A defense or a pair of them, and the ranges of their parameters: `calor.rank` and so on."""
+
+    names: tuple[str, ...]
+    ranges: Mapping[str, Range]
+
+    @property
+    def title(self) -> str:
+        return " + ".join(self.names)
+
+    def first(self) -> Values:
+        """Return the default parameters, moved into their ranges: the first ones to try."""
+        methods = {name: defenses.get(name)() for name in self.names}
+        return {
+            key: _inside(getattr(methods[name], parameter), limits)
+            for key, limits in self.ranges.items()
+            for name, _, parameter in (key.rpartition("."),)
+        }
+
+    def suggested(self, trial: Suggests) -> Values:
+        """Return the values that a sampler suggests for this trial."""
+        return {key: _suggested(trial, key, limits) for key, limits in self.ranges.items()}
+
+    def tables(self, values: Values) -> list[Values]:
+        """Return the defenses with these parameters as a config names them."""
+        return [
+            {
+                "name": name,
+                **{
+                    key.removeprefix(f"{name}."): value
+                    for key, value in values.items()
+                    if key.startswith(f"{name}.")
+                },
+            }
+            for name in self.names
+        ]
+
+
+def built(tables: Sequence[Values]) -> tuple[Defense, ...]:
+    """Return defenses from the tables of a config."""
+    return tuple(
+        defenses.get(table["name"])(**{key: value for key, value in table.items() if key != "name"})
+        for table in tables
+    )
+
+
+def described(tables: Sequence[Values]) -> str:
+    """Return defenses with their parameters in one line: "calor (rank 10, b 8)"."""
+    return " + ".join(
+        f"{table['name']} ({', '.join(f'{k} {v}' for k, v in table.items() if k != 'name')})"
+        for table in tables
+    )
+
+
+def candidates(names: Sequence[str], classes: int, secret: int = 0) -> list[Candidate]:
+    """Return each defense alone, then every pair that can be combined.
+
+    `classes` is the number of people of the models that are tuned, `secret` that of secret people.
+    """
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ConfigError(f"defenses: {twice[0]} is named twice: name each once")
+    ranges = {name: _ranges(name, classes, secret) for name in names}
+    alone = [Candidate((name,), ranges[name]) for name in names]
+    pairs = [
+        Candidate((one, other), ranges[one] | ranges[other])
+        for one, other in combinations(names, 2)
+        if not conflicts([defenses.get(one)(), defenses.get(other)()])
+    ]
+    return alone + pairs
+
+
+def default_names(classes: int, secret: int = 0) -> list[str]:
+    """Return the defenses that are tuned unless the user names others."""
+    return [name for name in PREFERRED if defenses.get(name).strengths(classes, secret)]
+
+
+def _ranges(name: str, classes: int, secret: int) -> dict[str, Range]:
+    tunable = [each for each in defenses.names() if defenses.get(each).strengths(classes, secret)]
+    try:
+        found = defenses.get(name).strengths(classes, secret)
+    except ConfigError:
+        raise ConfigError(
+            f"defenses: no defense named {name!r}; {nearest(name, tunable)}"
+        ) from None
+    if not found:
+        raise ConfigError(
+            f"defenses: {name} has no strength to tune on this model and data ({secret} secret "
+            f"people); {nearest(name, tunable)}"
+        )
+    return {f"{name}.{key}": limits for key, limits in found.items()}
+
+
+def _inside(value: Any, limits: Range) -> Any:
+    if isinstance(limits, Choice):
+        return value if value in limits.options else limits.options[0]
+    return min(max(value, limits.low), limits.high)
+
+
+def _suggested(trial: Suggests, key: str, limits: Range) -> Any:
+    if isinstance(limits, Choice):
+        return trial.suggest_categorical(key, limits.options)
+    if isinstance(limits, Whole):
+        return trial.suggest_int(key, limits.low, limits.high, log=limits.log)
+    value = trial.suggest_float(key, limits.low, limits.high, log=limits.log)
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,221 @@
+"""A resumable search for the strengths of defenses: an Optuna study for each candidate.
+
+After a kill at any moment the same command continues with the trial that an unbroken search would
+have made. Three things make it so: SQLite writes a change whole or not at all; a sampler is made
+anew for each trial, seeded by the candidate and the number of its finished trials; and a trial
+that a kill left unfinished is discarded and asked for again.
+"""
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frostglass.core.errors import ConfigError, StoreError
+from frostglass.hardening.budget import SearchBudget
+from frostglass.hardening.space import Candidate, Values
+from frostglass.runtime.seeding import seed_for
+from frostglass.store.files import read_json, write_json
+
+if TYPE_CHECKING:
+    import optuna
+
+DATABASE, SETTINGS, LOCK = "study.db", "study.json", ".study.lock"
+RECORD = "record"  # the attribute of an Optuna trial that holds ours
+RANDOM_TRIALS = 4  # of each candidate, besides its defaults, before Optuna models the leak
+MOST_TRIALS = 100  # of each candidate: repeated parameters cost no time, and would never end
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one trial measured: accuracy, and the leak with its interval.
+
+    A trial without a leak was not attacked, or its audit proves nothing; `reason` says why.
+    """
+
+    accuracy: float | None = None
+    leak: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished trial: its candidate, its number among the candidate's, and its outcome."""
+
+    candidate: Candidate
+    number: int
+    values: Values
+    seconds: float
+    outcome: Outcome
+
+    @property
+    def tables(self) -> list[Values]:
+        return self.candidate.tables(self.values)
+
+
+Evaluate = Callable[[Candidate, Values], Outcome]
+# Called with the number of a trial, counted from 1, when it starts (None) and when it is finished.
+Watch = Callable[[int, Trial | None], None]
+
+
+def unwatched(number: int, trial: Trial | None) -> None:
+    """Do nothing."""
+
+
+def optuna_module() -> Any:
+    """Import Optuna, and keep its messages off the terminal."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            f"hardening needs optuna, which cannot be imported ({error}): "
+            "pip install 'frostglass[harden]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class Study:
+    """The trials of all candidates, kept in a folder; use it inside `open_study`."""
+
+    def __init__(
+        self, folder: Path, candidates: Sequence[Candidate], *, accuracy: float, seed: int
+    ):
+        self._optuna = optuna_module()
+        self.accuracy, self.seed = accuracy, seed
+        storage = self._storage(folder / DATABASE)
+        self._studies = {
+            candidate: self._optuna.create_study(
+                storage=storage,
+                study_name=candidate.title,
+                direction="minimize",
+                load_if_exists=True,
+            )
+            for candidate in candidates
+        }
+        for study in self._studies.values():
+            self._discard_unfinished(study)
+
+    def _storage(self, path: Path) -> Any:
+        from sqlalchemy import URL
+        from sqlalchemy.exc import SQLAlchemyError
+
+        place = URL.create("sqlite", database=str(path)).render_as_string()
+        try:
+            return self._optuna.storages.RDBStorage(place)
+        except (SQLAlchemyError, RuntimeError) as error:  # damaged, or of another Optuna
+            reason = " ".join(str(error).split())[:160]
+            raise StoreError(
+                f"the study in {path} cannot be read ({reason}): delete the file to begin it anew"
+            ) from error
+
+    def trials(self) -> list[Trial]:
+        """Return all finished trials, in the order in which they were made."""
+        finished = [
+            Trial(candidate, number, record["values"], record["seconds"], outcome)
+            for candidate, study in self._studies.items()
+            for number, trial in enumerate(self._in_state(study, "COMPLETE", "PRUNED"))
+            for record in (trial.user_attrs[RECORD],)
+            for outcome in (Outcome(**record["outcome"]),)
+        ]
+        return sorted(finished, key=lambda trial: trial.number)  # stable: candidates in turn
+
+    def run(self, evaluate: Evaluate, budget: SearchBudget, watch: Watch = unwatched) -> None:
+        """Make trials, of each candidate in turn, until the budget is spent."""
+        while True:
+            done = self.trials()
+            if budget.spent(sum(trial.seconds for trial in done), len(done)):
+                return
+            counts = {
+                candidate: sum(trial.candidate is candidate for trial in done)
+                for candidate in self._studies
+            }
+            candidate = min(counts, key=lambda each: counts[each])
+            if counts[candidate] >= MOST_TRIALS:
+                return
+            watch(len(done) + 1, None)
+            watch(len(done) + 1, self._trial(candidate, counts[candidate], evaluate))
+
+    def _trial(self, candidate: Candidate, number: int, evaluate: Evaluate) -> Trial:
+        study = self._studies[candidate]
+        study.sampler = self._sampler(candidate, number)
+        if number == 0 and not self._in_state(study, "WAITING"):
+            study.enqueue_trial(candidate.first())
+        asked, started = study.ask(), time.monotonic()
+        values = candidate.suggested(asked)
+        outcome = evaluate(candidate, values)
+        trial = Trial(candidate, number, values, time.monotonic() - started, outcome)
+        record = {"values": values, "seconds": trial.seconds, "outcome": asdict(outcome)}
+        asked.set_user_attr(RECORD, record)
+        asked.set_constraint("accuracy", self._violation(outcome))
+        if outcome.leak is None:
+            study.tell(asked, state=self._optuna.trial.TrialState.PRUNED)
+        else:
+            study.tell(asked, outcome.leak)
+        return trial
+
+    def _sampler(self, candidate: Candidate, number: int) -> Any:
+        return self._optuna.samplers.TPESampler(
+            n_startup_trials=1 + RANDOM_TRIALS,
+            seed=seed_for(self.seed, "harden", candidate.title, number) % 2**32,
+            constant_liar=False,
+        )
+
+    def _violation(self, outcome: Outcome) -> float:
+        """Return how much accuracy is missing; above 0, Optuna keeps away from the parameters."""
+        missing = self.accuracy - (outcome.accuracy or 0.0)
+        # Accurate enough, but nothing is known of its leak.
+        return 1.0 if outcome.leak is None and missing <= 0 else missing
+
+    def _in_state(self, study: "optuna.Study", *names: str) -> list[Any]:
+        states = [self._optuna.trial.TrialState[name] for name in names]
+        return study.get_trials(deepcopy=False, states=states)
+
+    def _discard_unfinished(self, study: "optuna.Study") -> None:
+        for trial in self._in_state(study, "RUNNING"):
+            study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+
+
+@contextmanager
+def open_study(
+    folder: Path,
+    candidates: Sequence[Candidate],
+    settings: Mapping[str, Any],
+    *,
+    accuracy: float,
+    seed: int,
+) -> Iterator[Study]:
+    """Open the study of a folder, or begin one; refuse other settings and a second process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another process is working on the study in {folder}: wait for it, or give "
+                "another --out"
+            ) from None
+        check_settings(folder, settings)
+        if not (folder / SETTINGS).exists():
+            write_json(folder / SETTINGS, settings)
+        yield Study(folder, candidates, accuracy=accuracy, seed=seed)
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to resume a study with other settings: its trials would not be comparable."""
+    path = folder / SETTINGS
+    if not path.exists():
+        return
+    before, now = read_json(path), json.loads(json.dumps(settings))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if changed:
+        raise ConfigError(
+            f"the study in {folder} was begun with other settings ({', '.join(changed)}): give "
+            "these again, or another --out"
+        )

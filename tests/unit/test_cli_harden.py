@@ -1,0 +1,171 @@
+"""`frostglass harden`: a whole hardening in a tiny world, and everything it refuses."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from commands import FACES, SETTINGS, changed, enter, error_of, frostglass, written
+from frostglass.auditing import pipeline
+from frostglass.models.checkpoint import load_target
+from frostglass.training.build import rebuild_network
+
+# Too small to believe: the verdict of the controls is set aside.
+TINY = f"""
+name = "tiny"
+{FACES}{SETTINGS}
+[judging]
+min_accuracy = 0.0
+min_true_accepts = 0.0
+"""
+ATTACKS = """
+[[case]]
+case = "GMI, margin"
+attack = { name = "gmi", variant = "margin", steps = 2, candidates = 2, keep = 2, batch = 4 }
+"""
+OPTIONS = (
+    "--defenses",
+    "bido",
+    "--budget",
+    "2 trials",
+    "--seeds",
+    "1",
+    "--attacks",
+    "attacks.toml",
+)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    enter(tmp_path, monkeypatch)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "attacks.toml").write_text(ATTACKS)
+    return tmp_path
+
+
+def believe(monkeypatch):
+    real = pipeline.verdict
+    monkeypatch.setattr(
+        pipeline, "verdict", lambda *args, **more: replace(real(*args, **more), vacuous="")
+    )
+
+
+def harden(*options, accuracy=0.01):
+    return frostglass("harden", "tiny.toml", "--accuracy", accuracy, *options)
+
+
+def test_a_whole_hardening_and_its_repetition(world, monkeypatch):
+    believe(monkeypatch)
+    result = harden(*OPTIONS)
+    assert (result.code, result.errors) == (0, [])
+    out = world / "runs" / "tiny-harden"
+    assert f"model: {out.relative_to(world) / 'model'}\n" in result.out
+    assert sum(line.startswith("trial ") for line in result.progress) == 4
+    assert "recommended: bido (measure " in result.out
+    check_files(out)
+    before = written(world / ".frostglass"), (out / "result.json").read_bytes()
+    again = harden(*OPTIONS, "--json")
+    assert again.code == 0
+    assert (written(world / ".frostglass"), (out / "result.json").read_bytes()) == before
+    assert json.loads(again.out) == json.loads(before[1])
+    assert error_of(harden(*OPTIONS, accuracy=0.02)) == (
+        "the study in runs/tiny-harden was begun with other settings (accuracy): give these again, "
+        "or another --out"
+    )
+
+
+def check_files(out):
+    facts = json.loads((out / "result.json").read_text())
+    assert set(facts["final"]) == {"second half", "everybody"}
+    for models in facts["final"].values():
+        assert [model["title"] for model in models] == ["undefended", "bido"]
+        assert [model["attack"] for model in models] == ["GMI, margin"] * 2
+    target = load_target(out / "model", rebuild_network)
+    assert len(target.classes) == 4
+    assert target.module(torch.zeros(2, 3, 16, 16)).shape == (2, 4)
+    assert target.info["accuracy"]["test"] == facts["recommended"]["accuracy"]
+    card = (out / "model" / "README.md").read_text()
+    for words in ("# tiny, hardened with bido", "## What it does not protect against"):
+        assert words in card
+    assert f"{facts['recommended']['accuracy']:.1%} of held-out images" in card
+    rows = list(csv.DictReader((out / "trials.csv").open()))
+    assert [row["candidate"] for row in rows] == ["bido", "bido"]
+    table = (out / "table.md").read_text()
+    assert "| tiny, second half: bido, GMI, margin |" in table
+    assert "| tiny, everybody: undefended, GMI, margin |" in table
+    for name in ("frontier-second-half.svg", "frontier-everybody.svg"):
+        ElementTree.fromstring((out / name).read_text())
+    people = {
+        name: json.loads((out / "final" / name / "run.json").read_text())["identities"]
+        for name in ("second-half", "everybody")
+    }
+    assert people == {
+        "second-half": ["person 2", "person 3"],
+        "everybody": [f"person {number}" for number in range(4)],
+    }
+    assert "tiny, second half" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--defenses", "calr"], "defenses: no defense named 'calr'; did you mean 'calor'?"),
+        (["--defenses", "dpsgd"], "defenses: dpsgd has no strength to tune on a model; known"),
+        (["--defenses", ","], "--defenses: expected names with commas, such as calor,bido"),
+        (["--budget", "soon"], "budget: expected a time or a number of trials, such as 2h"),
+        (["--attacks", "tiny.toml"], "--attacks tiny.toml: expected [[case]] tables and nothing"),
+        (["--attacks", "none.toml"], "cannot read none.toml"),
+        (changed("grid.seed=[0, 1]"), "grid: hardening takes a config of one experiment"),
+        (changed("target.weights='a.safetensors'"), "target.weights: hardening trains models"),
+        (changed("evaluators.1.weights='a.pt'"), "evaluators[1].weights: hardening needs"),
+        (changed('defenses=[{name="calor"}]'), "defenses: hardening chooses them"),
+        (changed("judging.positive_control=false"), "judging.positive_control: hardening needs it"),
+        (changed("data.identities=3"), "data: strengths are tuned on one half of the people"),
+        (changed("target.epochs=2"), "target: no epoch of 2 is at full defense strength (calor)"),
+        (changed("attack.loss='best'"), "attack.loss: expected"),
+        (["--out", "."], "--out . contains files of something else, such as attacks.toml"),
+    ],
+)
+def test_what_is_refused_before_anything_is_computed(world, options, message):
+    defenses = [] if "--defenses" in options else ["--defenses", "calor"]
+    epochs = [] if "target.epochs=2" in options else changed("target.epochs=4")
+    error = error_of(harden(*defenses, *epochs, *options))
+    assert error.startswith(message), error
+    assert not (world / ".frostglass").exists()
+    assert not (world / "runs").exists()
+
+
+@pytest.mark.parametrize("accuracy", [0, 1, 1.5, -0.2, "nan"])
+def test_an_accuracy_that_is_no_share(world, accuracy):
+    error = error_of(harden(f"--accuracy={accuracy}"))
+    assert error.startswith("accuracy: expected a share between 0 and 1, got ")
+
+
+def test_features_are_not_hardened(world):
+    settings = changed(
+        'target.cut="stage1"', 'target.attributes=["all"]', "attack={name='decoder'}"
+    )
+    assert error_of(harden(*settings)).startswith("target.cut: hardening tunes defenses of whole")
+
+
+def test_an_accuracy_above_that_of_the_undefended_model(world):
+    error = error_of(harden(*OPTIONS, accuracy=0.999), worked=True)
+    assert error.startswith("accuracy: the undefended model reaches ")
+    assert "asked for 99.9%" in error
+
+
+def test_an_attack_that_does_not_work_tunes_nothing(world):
+    error = error_of(harden(*OPTIONS), 1, worked=True)
+    assert error.startswith("nothing can be tuned: ")
+    assert not (world / "runs").exists()
+
+
+def test_without_optuna(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    error = error_of(harden())
+    assert error.startswith("hardening needs optuna, which cannot be imported")
+    assert error.endswith("pip install 'frostglass[harden]'")
