@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from commands import TOY
+from frostglass.auditing import pipeline
 from frostglass.auditing.experiment import Fractions, experiments
 from frostglass.data.faces import Faces
+from frostglass.evaluators.embedder import read_embedder
 from frostglass.plan.brief import blank_split, few_of_each
 from frostglass.plan.estimate import dry_run
 from frostglass.store.store import Store
@@ -61,3 +63,19 @@ def test_a_training_on_public_people_with_many_images_is_dry_run(tmp_path, start
         config["evaluators"].append({"kind": "embedder", "source": "public"})
     _, unknown = dry_run(experiments(config), Store(tmp_path))
     assert unknown == ""
+
+
+def test_an_embedder_is_read_once_for_all_experiments_of_a_grid(tmp_path, monkeypatch):
+    read = []
+
+    def counted(*args):
+        read.append(args)
+        return read_embedder(*args)
+
+    monkeypatch.setattr(pipeline, "read_embedder", counted)
+    config = tomllib.loads(TOY)
+    config["evaluators"].append({"kind": "embedder", "source": "faces32"})
+    config["grid"] = {"attack.steps": [3, 4, 5]}
+    _, unknown = dry_run(experiments(config), Store(tmp_path))
+    assert unknown == ""
+    assert len(read) == 1

@@ -352,7 +352,7 @@ def evaluator(store: Store, config: Training | Embedder, split: Split, *, seed: 
         network = classifier(store, config.training, split, seed=seed, data=STRANGERS)
         network = replace(network, classes=())
     else:
-        return read_embedder(config, split.train.shape, store.device)
+        return store.read(read_embedder, config, split.train.shape, store.device)
     return replace(network, info={**network.info, "trained_on": PUBLIC})
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from frostglass.runtime.seeding import generator_for
@@ -58,6 +57,8 @@ def people_needed(better: float, worse: float = 0.0, level: float = LEVEL) -> in
 
 def _power(people: int, better: float, worse: float, level: float) -> float:
     """Return how often a sign test over so many people finds the attack better."""
+    from scipy.stats import binom  # slow to import
+
     differing = better + worse
     # Other numbers of people with a difference hardly occur.
     first, last = binom.ppf([RARE, 1 - RARE], people, differing)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError
@@ -271,6 +270,8 @@ def _useless(accuracy: float, classes: int) -> str:
 
 def _hopeless(hits: int, images: int, classes: int) -> bool:
     """Return whether an honest weak model would hardly ever have so few hits."""
+    from scipy.stats import binom  # slow to import
+
     chance = 1 / classes
     return bool(binom.cdf(hits, images, max(0.4, chance + USEFUL * (1 - chance))) < LEVEL)
 
