@@ -225,8 +225,8 @@ def make_run(
     accepted), `control` (hits in the positive control, None for no control), `model`, `seed`,
     `far` (manifold ratio), `images`, `recipe` (settings of the training), `seconds` (of the
     training; the undefended one takes 60), `info` (more about the target), `case`, `attack`
-    (instead of GMI), `steps` (of each search) and `partial` (places of people whose search
-    stopped early).
+    (instead of GMI), `steps` (of each search), `partial` (places of people whose search
+    stopped early) and `embedder` (False for data without one).
     """
     names = tuple(names) or tuple(f"person {place}" for place in range(people))
     rng = torch.Generator().manual_seed(1)
@@ -237,7 +237,8 @@ def make_run(
     for place, spec in enumerate(audits):
         drawn = torch.rand((people, candidates, 3, size, size), generator=rng)
         images = spec.get("images", drawn)
-        results.append(_model_audit(f"{name}{place}", spec, images, split, networks))
+        own = networks if spec.get("embedder", True) else networks[: len(evaluators)]
+        results.append(_model_audit(f"{name}{place}", spec, images, split, own))
     labels = tuple(map(defense_label, audits))
     settings = {"name": name} if settings is None else settings
     return write_run(Run(name, settings, labels, tuple(results)), folder)

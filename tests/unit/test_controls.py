@@ -16,6 +16,7 @@ from frostglass.auditing.controls import (
 from frostglass.auditing.experiment import Judging
 from frostglass.core.types import Reconstructions
 from frostglass.evaluators.verifier import Verifier
+from frostglass.metrics._significance import people_needed
 from frostglass.metrics.base import Rows
 from worlds import target
 
@@ -107,6 +108,15 @@ def test_top1_alone_does_not_break_the_undefended_model():
     assert "about 144 people would show such a difference" in found.vacuous
     assert found.fooled
     assert any(warning.startswith("the classifiers are fooled") for warning in found.warnings)
+
+
+def test_people_whom_the_baseline_recognises_count_against_the_attack():
+    """5 of 16 people are recognised, and of the others the baseline recognises one."""
+    alone = trial(rows(share(5, 16)), rows(share(0, 16)))
+    beside = trial(rows(share(5, 16)), rows(share(1, 16)[::-1]))
+    needed = [controls(each, each).people_needed for each in (alone, beside)]
+    assert needed == [people_needed(5 / 16), people_needed(5 / 16, 1 / 16)]
+    assert needed[1] > needed[0]
 
 
 def test_few_people_can_be_enough():

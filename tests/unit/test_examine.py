@@ -343,6 +343,26 @@ def test_a_wrapped_model_is_examined_and_put_in_order():
     assert torch.equal(known.module(inputs), module(inputs)[:, [1, 3, 2, 0]])
 
 
+def test_an_order_that_is_given_is_believed_and_the_better_one_is_named():
+    data = split(classes=4)
+    target_of = wrap(rotated(reader(4, (3, 16, 16)), [0, 1]), classes=4, image_shape=(3, 16, 16))
+    with pytest.raises(ConfigError, match="If the stated order is right, give it as classes; othe"):
+        examine(target_of, data)
+    known = examine(target_of, data, classes=data.classes)
+    assert known.info["accuracy"]["test"] == pytest.approx(0.5, abs=0.1)
+    warning = only(known.info["examination"]["warnings"])
+    assert warning.startswith("2 of 4 classes seem to be in another order than stated")
+    better = [data.classes[i] for i in (1, 0, 2, 3)]
+    assert warning.endswith(f"if it is wrong, set classes = {json.dumps(better)}")
+
+
+def test_an_order_that_is_given_does_not_save_a_model_that_knows_nobody():
+    data = split(classes=4)
+    module = rotated(reader(4, (3, 16, 16)), [0, 1, 2, 3])
+    with pytest.raises(ConfigError, match=r"where guessing gives 25%.*; set classes = \["):
+        examine(wrap(module, classes=4, image_shape=(3, 16, 16)), data, classes=data.classes)
+
+
 def test_examining_changes_nothing():
     data, module = split(classes=4), reader(4, (3, 16, 16)).append(nn.BatchNorm1d(4))
     module.train()

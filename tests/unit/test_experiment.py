@@ -75,6 +75,10 @@ def test_defaults_make_a_whole_experiment():
         ({"evaluators": [{"kind": "judge"}]}, "kind: expected classifier or embedder, got 'judge'"),
         ({"evaluators": [{"kind": "embedder"}]}, "at least one classifier first, then embedders"),
         (
+            {"evaluators": [{}, {"kind": "embedder"}, {"kind": "embedder", "source": "dlib"}]},
+            "expected the embedder without source last",
+        ),
+        (
             {"evaluators": [{}, {"kind": "embedder", "source": "dlip"}]},
             r"evaluators\[1\].source: expected public, faces32, dlib, onnx:FILE",
         ),

@@ -45,6 +45,15 @@ def test_stated_classes_put_the_outputs_in_the_order_of_the_people(tmp_path):
         train_target(given(tmp_path, rows), DATA)
 
 
+def test_stated_classes_are_the_way_past_a_false_refusal(tmp_path):
+    rows = [1, 0, 2, 3]
+    with pytest.raises(ConfigError, match="If the stated order is right, give it as classes"):
+        train_target(given(tmp_path, rows), DATA)
+    kept = train_target(given(tmp_path, rows, classes=DATA.classes), DATA)
+    (warning,) = kept.info["examination"]["warnings"]
+    assert "2 of 4 classes seem to be in another order than stated" in warning
+
+
 def test_a_stored_model_stays_in_order_and_is_still_given(tmp_path):
     rows = [2, 0, 1, 3]
     config = given(tmp_path, rows, classes=tuple(DATA.classes[row] for row in rows))

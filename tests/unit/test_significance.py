@@ -58,6 +58,23 @@ def test_so_many_people_show_the_share_in_four_of_five_audits(share):
     assert found / 500 == pytest.approx(0.8, abs=0.12)
 
 
+@pytest.mark.parametrize(("share", "baseline"), [(0.3, 0.05), (0.5, 0.2), (0.75, 0.1)])
+def test_people_whom_the_baseline_recognises_make_more_people_necessary(share, baseline):
+    people = people_needed(share * (1 - baseline), baseline * (1 - share))
+    assert people > 1.2 * people_needed(share)
+    attack, prior = torch.rand(2, 150, people, generator=rng(2)).double()
+    pairs = zip((attack < share).double(), (prior < baseline).double(), strict=True)
+    found = sum(paired_test(*pair) < LEVEL for pair in pairs)
+    assert found / 150 == pytest.approx(0.8, abs=0.12)
+
+
+def test_known_numbers_of_people():
+    assert (people_needed(0.3), people_needed(0.75)) == (29, 11)
+    assert people_needed(1e-4) == pytest.approx(90_750, rel=0.01)
+
+
 def test_nobody_recognised_needs_no_number_of_people():
     assert people_needed(0.0) is None
     assert people_needed(1e-6) is None
+    assert people_needed(0.2, 0.2) is None
+    assert people_needed(0.1, 0.3) is None

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from torch import nn
 from frostglass.core.assets import Assets
 from frostglass.core.errors import StoreError
 from frostglass.core.types import Target
-from frostglass.store.keys import plain
+from frostglass.store import keys
+from frostglass.store.keys import fingerprint, plain
 from frostglass.store.store import Store
 from steps import Product, step
 
@@ -195,3 +197,36 @@ def test_a_view_stands_for_its_target_and_its_access(store):
         for access in ("scores", "gradients")
     )
     assert scores != gradients
+
+
+@dataclass(frozen=True)
+class Reads:
+    path: Path
+
+    def files(self):
+        return [self.path]
+
+
+def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights", []
+    read_file = keys._read
+    monkeypatch.setattr(keys, "_read", lambda each: read.append(each) or read_file(each))
+
+    def written(text, seconds):
+        path.write_text(text)
+        os.utime(path, (seconds, seconds))
+        return [fingerprint(Reads(path)) for _ in range(3)]
+
+    old, new = written("one", 1_000), written("two", 2_000)
+    assert len(set(old)) == len(set(new)) == 1
+    assert old != new
+    assert len(read) == 2
+
+
+def test_a_recent_file_is_hashed_again(tmp_path):
+    """Two writes may have the same size and time."""
+    path, found = tmp_path / "weights", set()
+    for text in ("one", "two"):
+        path.write_text(text)
+        found.add(fingerprint(Reads(path)))
+    assert len(found) == 2

@@ -7,13 +7,16 @@ import torch
 from torch import nn
 
 from evidence import bytes_of
+from frostglass.auditing.pipeline import evaluator
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
 from frostglass.evaluators.embedder import Embedder, chosen, read_embedder
 from frostglass.evaluators.verifier import Verifier, enrol, impostors, supported, threshold
 from frostglass.metrics.base import Evidence
 from frostglass.metrics.verification import Verification
+from frostglass.store.store import Store
 from frostglass.training.settings import Training
 from worlds import rng
 
@@ -108,6 +111,21 @@ def test_an_embedder_trained_on_public_people_is_calibrated_on_the_others():
     trained = impostors(embedder(trained_on="public"), SPLIT.public)
     assert set(trained.labels.tolist()) == set(range(0, 400, 5))
     assert len(impostors(embedder(), SPLIT.public)) == 800
+
+
+def test_a_classifier_that_starts_on_public_people_leaves_out_those_who_calibrate(tmp_path):
+    data = Faces(size=16, identities=2, images=6, public_identities=12, public_images=3)
+    split = replace(make_split(data, seed=0), key="split")
+    config = Training(model="lenet", epochs=1, start="public")
+    network = evaluator(Store(tmp_path), config, split, seed=0)
+    assert network.info["first_stage"]["classes"] == 9
+    assert set(impostors(network, split.public).labels.tolist()) == {0, 5, 10}
+
+
+def test_an_evaluator_that_knows_all_public_people_cannot_be_calibrated():
+    knows = embedder(first_stage={"data": "public"})
+    with pytest.raises(ConfigError, match="own was trained on all public people first"):
+        enrol(knows, SPLIT)
 
 
 def test_images_without_a_face_match_nobody():

@@ -45,7 +45,7 @@ class Controls:
     `headline`: its score. `excluded`: evaluators that do not count, and why. `lift`: attack minus
     prior-only baseline, person by person; `control_lift`: the same on the undefended model, the
     `margin` that it must reach, and the `p_value` that it is chance; `people_needed` to show a
-    share as large as was seen. `agreement`: share of reconstructions on which all classifiers
+    difference as large as was seen. `agreement`: share of reconstructions on which all classifiers
     agree. `fooled`: whether classifiers name the person where verification fails. `manifold`:
     median distance of reconstructions to real public images, divided by that of prior draws.
     `references`: similarity of two images of one person and of two people. `vacuous`: why this
@@ -224,10 +224,11 @@ def _unbroken(reached: Score, p_value: float, margin: float) -> str:
 
 
 def _people_needed(reached: Score) -> int | None:
-    """Return how many people would show so many of them recognised; unknown for similarities."""
+    """Return how many people would show so large a difference; unknown for similarities."""
     if not reached.name.startswith("verified_"):
         return None
-    return people_needed(sum(value > 0 for value in reached.values) / len(reached.values))
+    better, worse = (sum(sign * value > 0 for value in reached.values) for sign in (1, -1))
+    return people_needed(better / len(reached.values), worse / len(reached.values))
 
 
 def _dissimilar(rows: Rows, references: Mapping[str, float], margin: float) -> str:

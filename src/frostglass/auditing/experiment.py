@@ -278,6 +278,13 @@ def _evaluator_problems(exp: Experiment) -> list[str]:
     embedders = [isinstance(config, Embedder) for config in exp.evaluators]
     if embedders != sorted(embedders) or all(embedders):
         problems.append("evaluators: expected at least one classifier first, then embedders")
+    # Data may lack it, and the numbers of the others must be the same in all audits of a grid.
+    open_source = [config.source == "" for config in exp.evaluators if isinstance(config, Embedder)]
+    if open_source != sorted(open_source):
+        problems.append(
+            "evaluators: expected the embedder without source last, because some data has none: "
+            "move it to the end, or name its source"
+        )
     for where, config in {
         **{f"evaluators[{i}]": config for i, config in enumerate(exp.evaluators)},
         "embedder": exp.embedder,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from frostglass.auditing.agreement import prior_agreement
 from frostglass.auditing.controls import verdict
@@ -51,6 +50,7 @@ from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 from frostglass.training.settings import (
     EVALUATORS,
+    PUBLIC,
     STRANGERS,
     Training,
     attributes_in,
@@ -266,7 +266,7 @@ def attacker_prior(exp: Experiment, store: Store, split: Split, exposure: Exposu
     prior = trained_prior(store, method, split, view, seed=exp.seed)
     check_unseen(prior, split.classes)
     if prior.condition == "hint":
-        hints = hints_of(prior.info, first_images(split.test)).to(device_of(prior.generator))
+        hints = hints_of(prior.info, split.test.first_of_each()).to(device_of(prior.generator))
         prior = replace(prior, hints=hints)
     return prior
 
@@ -304,8 +304,13 @@ def classifier(
     *,
     seed: int,
     data: str = "private",
+    public: str = PUBLIC,
 ) -> Target:
-    """Train a classifier, after the stages that come first; grids share stages."""
+    """Train a classifier, after the stages that come first; grids share stages.
+
+    `public` names the public people of such stages: all, or "strangers" for an evaluator, whose
+    thresholds are set on the others.
+    """
     start = None
     if first := first_stage(config, defenses):
         start = classifier(
@@ -314,7 +319,8 @@ def classifier(
             split,
             first.defenses,
             seed=seed_for(seed, "stage"),
-            data=first.data,
+            data=public if first.data == PUBLIC else first.data,
+            public=public,
         )
     target = store.step(
         TARGET,
@@ -334,14 +340,21 @@ def classifier(
 
 
 def evaluator(store: Store, config: Training | Embedder, split: Split, *, seed: int) -> Target:
-    """Return an evaluator: a trained classifier, or an embedder, which has no classes."""
+    """Return an evaluator: a trained classifier, or an embedder, which has no classes.
+
+    Those that learn from public people leave some of them out, to calibrate with.
+    """
     if isinstance(config, Training):
         data = "private" if split.evaluators is None else EVALUATORS
-        return classifier(store, config, split, seed=seed, data=data)
-    if not config.trained:
-        return read_embedder(config, split.train.shape, store.device)
-    network = classifier(store, config.training, split, seed=seed, data=STRANGERS)
-    return replace(network, classes=(), info={**network.info, "trained_on": "public"})
+        network = classifier(store, config, split, seed=seed, data=data, public=STRANGERS)
+        if config.start != PUBLIC:
+            return network
+    elif config.trained:
+        network = classifier(store, config.training, split, seed=seed, data=STRANGERS)
+        network = replace(network, classes=())
+    else:
+        return store.read(read_embedder, config, split.train.shape, store.device)
+    return replace(network, info={**network.info, "trained_on": PUBLIC})
 
 
 def public_classifier(
@@ -386,9 +399,3 @@ def victims_of(exp: Experiment, split: Split) -> Images:
     victims = split.test.at(torch.cat(rows))
     varied(attributes_in(victims, classes_of(exp.target, split)))
     return victims
-
-
-def first_images(images: Images) -> Tensor:
-    """Return the first image of each class, (K, C, H, W)."""
-    first = [(images.labels == label).nonzero()[0, 0] for label in range(len(images.names))]
-    return images.floats(torch.stack(first))

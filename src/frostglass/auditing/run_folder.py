@@ -71,7 +71,8 @@ def summary(result: Run) -> dict[str, Any]:
             "manifest": dict(split.manifest),
         },
         "identities": [split.classes[label] for label in people],
-        "evaluators": _evaluators(first),
+        # Data without an embedder has fewer; embedders come last, so the others are these.
+        "evaluators": _evaluators(max(result.audits, key=lambda audit: len(audit.evaluators))),
         "embedder": _target(first.embedder) if first.embedder else None,
         "audits": [
             _audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)
@@ -257,14 +258,22 @@ def _images(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
 
 
 def _csv(result: Run) -> str:
-    """Return one line per (audit, person, candidate)."""
+    """Return one line per (audit, person, candidate).
+
+    Cells of evaluators that an audit does not have are empty.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
-    names = list(result.audits[0].rows.columns)
+    audits = sorted(result.audits, key=lambda audit: -len(audit.evaluators))
+    names = list(dict.fromkeys(name for audit in audits for name in audit.rows.columns))
     writer.writerow(["audit", "identity", "candidate", *names])
     for label, audit in zip(result.labels, result.audits, strict=True):
         for row, identity in enumerate(audit.rows.labels.tolist()):
             for candidate in range(audit.reconstructions.images.shape[1]):
-                values = [f"{audit.rows.columns[n][row, candidate].item():.6g}" for n in names]
-                writer.writerow([label, audit.split.classes[identity], candidate, *values])
+                values = {
+                    name: f"{column[row, candidate].item():.6g}"
+                    for name, column in audit.rows.columns.items()
+                }
+                cells = [values.get(name, "") for name in names]
+                writer.writerow([label, audit.split.classes[identity], candidate, *cells])
     return text.getvalue()

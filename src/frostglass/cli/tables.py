@@ -85,15 +85,12 @@ def print_scores(facts: dict[str, Any]) -> None:
 
 def _explained(facts: dict[str, Any], surface: str) -> list[str]:
     """Say what the columns mean, and how good each evaluator is on real images."""
-    evaluators, deciding = facts["evaluators"], _deciding(facts)
-    verifier, model = evaluators[deciding - 1]["verifier"], evaluators[deciding - 1]["model"]
     lines = [
-        f"recognised: share that a face verifier (evaluator {deciding}, {model}) accepts as the "
-        f"person, at a false-accept rate of {100 * verifier['rates'][0]:.2g}% (95% interval)",
+        *_deciders(facts["audits"]),
         "top-1: share that each classifier of the private people ranks first, which is not "
         "recognition",
         "evaluators on held-out images: "
-        + ", ".join(_quality(number, each) for number, each in enumerate(evaluators, 1)),
+        + ", ".join(_quality(number, each) for number, each in enumerate(facts["evaluators"], 1)),
     ]
     if surface == "model":
         return [
@@ -109,6 +106,24 @@ def _explained(facts: dict[str, Any], surface: str) -> list[str]:
         "person",
         "prior only: similarity of images made without any feature",
     ]
+
+
+def _deciders(audits: Sequence[dict[str, Any]]) -> list[str]:
+    """Say which evaluator decides; data without an embedder may have another one."""
+    labels: dict[int, list[str]] = {}
+    for audit in audits:
+        labels.setdefault(_deciding(audit), []).append(audit["label"])
+    first = {_deciding(audit): audit for audit in reversed(audits)}
+    lines = []
+    for number, named in labels.items():
+        evaluator = first[number]["evaluators"][number - 1]
+        where = f" ({'; '.join(named)})" if len(labels) > 1 else ""
+        lines.append(
+            f"recognised{where}: share that a face verifier (evaluator {number}, "
+            f"{evaluator['model']}) accepts as the person, at a false-accept rate of "
+            f"{100 * evaluator['verifier']['rates'][0]:.2g}% (95% interval)"
+        )
+    return lines
 
 
 def _accuracies(targets: Sequence[dict[str, Any]]) -> list[str]:
@@ -129,9 +144,9 @@ def _quality(number: int, evaluator: dict[str, Any]) -> str:
     return f"{number} {evaluator['model']} ({right}{accepts}{excluded})"
 
 
-def _deciding(facts: dict[str, Any]) -> int:
+def _deciding(audit: dict[str, Any]) -> int:
     """Return the number of the evaluator whose verification decides."""
-    return 1 + next(n for n, each in enumerate(facts["evaluators"]) if each["decides"])
+    return 1 + next(n for n, each in enumerate(audit["evaluators"]) if each["decides"])
 
 
 def _top1(audit: dict[str, Any]) -> Row:

@@ -80,6 +80,11 @@ class Images:
             attribute_names=self.attribute_names,
         )
 
+    def first_of_each(self) -> Tensor:
+        """Return the first image of each class, (K, C, H, W)."""
+        first = [(self.labels == label).nonzero()[0, 0] for label in range(len(self.names))]
+        return self.floats(torch.stack(first))
+
     def joined(self, other: "Images", *, key: str = "") -> "Images":
         """Return these images followed by others of the same people, shape and attributes."""
         attributes = None

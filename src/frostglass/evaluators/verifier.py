@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frostglass.core.errors import DataError
+from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.types import Images, Split, Target
 from frostglass.data._impostors import held_out_people
 from frostglass.networks.embedding import embed, public_centre
@@ -139,6 +139,12 @@ def impostors(evaluator: Target, public: Images) -> Images:
     """Return the public images to calibrate with: of people the evaluator was not trained on."""
     if evaluator.info.get("trained_on") == "public":
         public = held_out_people(public)
+    elif (evaluator.info.get("first_stage") or {}).get("data") == "public":
+        raise ConfigError(
+            f"{evaluator.info['model']} was trained on all public people first, and thresholds "
+            'need some that it does not know: train it without start = "public", or name it as an '
+            "evaluator of an experiment, which leaves some out"
+        )
     chosen = torch.linspace(0, len(public) - 1, min(MAX_IMPOSTORS, len(public))).long()
     return public.at(chosen)
 

@@ -1,7 +1,7 @@
 """Is an attack better than chance? A paired test with the number of people in it."""
 
+import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from frostglass.runtime.seeding import generator_for
@@ -11,6 +11,7 @@ POWER = 0.8
 EXACT = 14  # people that differ, up to which all signs are enumerated
 RESAMPLES = 20_000
 MOST_PEOPLE = 100_000
+RARE = 1e-9  # probability that is left out of a sum
 
 
 def paired_test(attack: Tensor, baseline: Tensor) -> float:
@@ -34,20 +35,34 @@ def paired_test(attack: Tensor, baseline: Tensor) -> float:
     return (better + 1) / (RESAMPLES + 1)
 
 
-def people_needed(share: float, level: float = LEVEL) -> int | None:
-    """Return how many people show an attack that recognises this share, in 4 of 5 audits.
+def people_needed(better: float, worse: float = 0.0, level: float = LEVEL) -> int | None:
+    """Return how many people show a difference as large as this, in 4 of 5 audits.
 
-    Assumes that the baseline recognises nobody: then the test passes when enough people are
-    recognised (7 at a level of 1 %). None if more than 100,000 would be needed.
+    Args:
+        better: share of people whom the attack recognises more often than the baseline.
+        worse: share of people whom the baseline recognises more often than the attack.
+        level: of the test.
+
+    The test is taken for a sign test of these people. None if more than 100,000 would be needed.
     """
-    if share <= 0:
+    if better <= worse or _power(MOST_PEOPLE, better, worse, level) < POWER:
         return None
-    wins = next(count for count in range(1, 64) if 0.5**count < level)
-    low, high = wins, MOST_PEOPLE
-    if binom.sf(wins - 1, high, share) < POWER:
-        return None
+    low, high = 1, MOST_PEOPLE
     while low < high:
         middle = (low + high) // 2
-        enough = binom.sf(wins - 1, middle, share) >= POWER
+        enough = _power(middle, better, worse, level) >= POWER
         low, high = (low, middle) if enough else (middle + 1, high)
     return low
+
+
+def _power(people: int, better: float, worse: float, level: float) -> float:
+    """Return how often a sign test over so many people finds the attack better."""
+    from scipy.stats import binom  # slow to import
+
+    differing = better + worse
+    # Other numbers of people with a difference hardly occur.
+    first, last = binom.ppf([RARE, 1 - RARE], people, differing)
+    counts = np.arange(first, last + 1)
+    required = binom.isf(level, counts, 0.5) + 1  # people with the better attack, of these
+    passed = binom.sf(required - 1, counts, better / differing)
+    return float(binom.pmf(counts, people, differing) @ passed)

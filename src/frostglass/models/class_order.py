@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from scipy.stats import binom
 
 from frostglass.core.errors import ConfigError, ModelError
 from frostglass.core.types import Target
@@ -52,6 +50,9 @@ def exchanged(confusion: np.ndarray, second: np.ndarray) -> list[Cycle]:
     chose this one. Of two people who look alike a model may take each for the other; the true
     class then comes second, so such a cycle is not `certain`, and neither is one of few images.
     """
+    from scipy.optimize import linear_sum_assignment  # slow to import
+    from scipy.stats import binom
+
     count = len(confusion)
     recall = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
     _, best = linear_sum_assignment(-(recall + 1e-6 * np.eye(count)))

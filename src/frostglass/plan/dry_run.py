@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,6 +149,13 @@ class DryRunStore(Store):
         if not self._depth:
             self.planned[task.key] = Planned(task, measured.work, measured.cost)
         return product
+
+    def read(self, make: Callable[..., T], *args: Any) -> T:
+        """Return what `make` reads from files, once for all experiments."""
+        key = f"{make.__qualname__} {args}"
+        if key not in self._products:
+            self._products[key] = make(*args)
+        return self._products[key]
 
     def _structure(self, task: Task[Any]) -> str:
         """Return a key of what a step's cost depends on: no seed, and inputs by structure.

@@ -301,11 +301,14 @@ class _Checks:
         exp = self.exp
         start = _starts_public(exp.target, exp.training_defenses)
         configs = usable(exp.evaluators, exp.data) if self.attacks else []
-        others = any(isinstance(each, Training) and _starts_public(each, ()) for each in configs)
-        if any(isinstance(each, Embedder) and each.trained for each in configs):
+        # Evaluators leave people out, to calibrate with.
+        if any(
+            each.trained if isinstance(each, Embedder) else _starts_public(each, ())
+            for each in configs
+        ):
             people = enumerate(exp.data.public_people())
             check_people([count for number, count in people if number % HELD_OUT])
-        if start or others or self._public_networks():
+        if start or self._public_networks():
             check_people(exp.data.public_people())
         if start and exp.target.attributes and not exp.data.describes_public():
             return [

@@ -111,6 +111,11 @@ class AuditFacts(BaseModel):
     seconds: FiniteFloat
     keys: dict[str, str | None]
 
+    @property
+    def verified(self) -> list[str]:
+        """Names of the scores that say whether an evaluator accepts a reconstruction."""
+        return [f"verified_{place}" for place in range(1, len(self.evaluators) + 1)]
+
 
 class FeatureControls(Controls):
     references: References
@@ -137,7 +142,7 @@ class ModelAudit(AuditFacts):
 
 
 class RunFacts(BaseModel):
-    """What a report needs of a run.json."""
+    """What a report needs of a run.json; `evaluators` are those of an audit that has most."""
 
     name: str
     settings: dict[str, Any]
@@ -158,11 +163,6 @@ class RunFacts(BaseModel):
     def networks(self) -> list[Network | EvaluatorFacts]:
         """The evaluators, and the embedder of features if there is one."""
         return [*self.evaluators, *([self.embedder] if self.embedder else [])]
-
-    @property
-    def verified(self) -> list[str]:
-        """Names of the scores that say whether an evaluator accepts a reconstruction."""
-        return [f"verified_{place}" for place in range(1, len(self.evaluators) + 1)]
 
     @property
     def top1(self) -> list[str]:
@@ -241,18 +241,18 @@ def read_run(folder: Path) -> Run:
 def _check_scores(path: Path, facts: RunFacts) -> None:
     features = facts.surface == "features"
     kinds = [each.kind for each in facts.evaluators]
-    needed = [
-        *(name.replace("verified", each) for each in CHECKED for name in facts.verified),
-        *facts.top1,
-    ]
-    if features:
-        needed += IMAGE_SCORES
-    else:
-        needed += ["target_top1", *(name.replace("top1", "top5") for name in facts.top1)]
+    shared = [*facts.top1, *IMAGE_SCORES]
+    if not features:
+        top5 = [name.replace("top1", "top5") for name in facts.top1]
+        shared = [*facts.top1, "target_top1", *top5]
     for audit in facts.audits:
+        verified = audit.verified
+        needed = [name.replace("verified", each) for each in CHECKED for name in verified] + shared
         if absent := [n for n in needed if n not in audit.scores or n not in audit.prior_only]:
             raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again")
-        if [each.kind for each in audit.evaluators] != kinds:
+        expected = kinds[: max(len(verified), len(facts.top1))]  # data may lack embedders
+        more = f"verified_{len(verified) + 1}" in audit.scores
+        if more or [each.kind for each in audit.evaluators] != expected:
             raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
         controls, name = audit.controls, audit.controls.deciding
         if (
@@ -319,7 +319,7 @@ def _rows(path: Path, facts: RunFacts, images: Mapping[str, Tensor]) -> tuple[Au
             or ((place == 0 or audit.surface == "features") and names != facts.identities)
             or not set(audit.partial) <= set(names)
             or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.top1)
-            or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.verified)
+            or not all(set(columns[name]) <= {0.0, 1.0} for name in audit.verified)
             or not all(_is_mean(score, columns[name]) for name, score in audit.scores.items())
         ):
             raise DataError(

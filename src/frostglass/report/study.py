@@ -156,6 +156,11 @@ class Study:
         return tuple(entry for subject in self.subjects for entry in subject.entries)
 
     @property
+    def verifiers(self) -> list[int]:
+        """The numbers of the evaluators that decide; audits of other data may lack an embedder."""
+        return list(dict.fromkeys(entry.verifier for entry in self.entries))
+
+    @property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(entry.method for entry in self.entries))
 
@@ -201,12 +206,12 @@ class Study:
     @property
     def vacuous_reasons(self) -> dict[str, str]:
         """Why audits are vacuous: each reason with the audits it holds for."""
-        return self._by_text((entry.vacuous, entry) for entry in self.entries if entry.vacuous)
+        return self.by_text((entry.vacuous, entry) for entry in self.entries if entry.vacuous)
 
     @property
     def warnings(self) -> dict[str, str]:
         """Each warning with the audits it is about."""
-        return self._by_text(
+        return self.by_text(
             (warning, entry) for entry in self.entries for warning in entry.facts.controls.warnings
         )
 
@@ -224,7 +229,8 @@ class Study:
                 groups.setdefault(listed(subject.untried), []).append(subject)
         return {kinds: named(subjects) for kinds, subjects in groups.items()}
 
-    def _by_text(self, pairs: Iterable[tuple[str, Entry]]) -> dict[str, str]:
+    def by_text(self, pairs: Iterable[tuple[str, Entry]]) -> dict[str, str]:
+        """Name the audits that share a text."""
         groups: dict[str, list[Entry]] = {}
         for text, entry in pairs:
             groups.setdefault(text, []).append(entry)

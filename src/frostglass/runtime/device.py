@@ -1,6 +1,7 @@
 """The device networks are on."""
 
 import os
+from itertools import chain
 
 import torch
 from torch import nn
@@ -15,4 +16,5 @@ def default_device() -> torch.device:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's weights; the CPU for a module without any."""
-    return next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
+    tensors = chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -88,6 +88,10 @@ class Store:
         self._emit(task, "done" if computed else "cached")
         return self._loaded[task.key]
 
+    def read(self, make: Callable[..., T], *args: Any) -> T:
+        """Return what `make` reads from files: such products are not stored."""
+        return make(*args)
+
     def key(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> str:
         """Return the name under which the step's result is kept."""
         return Task.of(step, config, inputs, seed, self.root).key

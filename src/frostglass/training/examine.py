@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError
@@ -73,14 +72,15 @@ class _Outputs:
     logsumexp: float  # largest distance of a row's logsumexp from 0
 
 
-def examine(target: Target, split: Split) -> Target:
+def examine(target: Target, split: Split, classes: Sequence[str] = ()) -> Target:
     """Examine a model that was not trained here; refuse what the private images show to be wrong.
 
     The model's `classes` state the order of its outputs; numbers ("0", "1", ...) stand for the
-    order of the split's people. Returned is a target in that order, with what was measured in
-    `info["examination"]` and `info["accuracy"]`.
+    order of the split's people. An order that is given as `classes` is believed: where another one
+    fits the images better, that is a warning and not a refusal. Returned is a target in the order
+    of the split's people, with what was measured in `info["examination"]` and `info["accuracy"]`.
     """
-    stated = target.classes
+    stated = tuple(classes) or target.classes
     if not target.attributes:
         unnamed = stated == tuple(map(str, range(len(split.classes))))
         if unnamed and set(stated) != set(split.classes):
@@ -89,7 +89,8 @@ def examine(target: Target, split: Split) -> Target:
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     labels = [targets_for(target, part) for part in parts.values()]
     outputs = _outputs(target.module, list(parts.values()), labels)
-    found = _examination(target, list(parts.values()), labels, outputs, stated)
+    believed = bool(classes)
+    found = _examination(target, list(parts.values()), labels, outputs, stated, believed)
     if found.problems:
         raise ConfigError(found.problems)
     rows = outputs.hits.double().mean(1).split([len(part) for part in parts.values()])
@@ -100,14 +101,19 @@ def examine(target: Target, split: Split) -> Target:
 
 
 def examination(
-    target: Target, images: Images, labels: Tensor, stated: Sequence[str] = ()
+    target: Target,
+    images: Images,
+    labels: Tensor,
+    stated: Sequence[str] = (),
+    believed: bool = False,
 ) -> Examination:
     """Examine a target on images with labels (attributes: 0 and 1), and change nothing.
 
     `stated` is the order of the outputs as the user gave it, for advice; the target's by default.
+    `believed`: a better order is a warning, not a problem.
     """
     outputs = _outputs(target.module, [images], [labels])
-    return _examination(target, [images], [labels], outputs, stated)
+    return _examination(target, [images], [labels], outputs, stated, believed)
 
 
 def _examination(
@@ -116,6 +122,7 @@ def _examination(
     labels: Sequence[Tensor],
     outputs: _Outputs,
     stated: Sequence[str],
+    believed: bool,
 ) -> Examination:
     module, classes = target.module, target.classes
     answers = torch.cat(list(labels))
@@ -136,10 +143,13 @@ def _examination(
         if certain:
             names = corrections(certain, classes)
             order = tuple(names.get(name, name) for name in stated or classes)
-            problems.append(_exchanged(certain, confusion, classes, stated or classes))
+            text = _exchanged(certain, confusion, classes, stated or classes, believed)
+            (warnings if believed else problems).append(text)
         if not any(problems) and useless(accuracy, len(classes)):
             hits, text = int(outputs.hits.sum()), _useless(accuracy, len(classes))
             text += suggestion.hint
+            if certain:
+                text += f"; {advice(corrections(certain, classes), stated or classes)}"
             (problems if _hopeless(hits, len(answers), len(classes)) else warnings).append(text)
         elif cycles and not certain:
             warnings.append(_alike(cycles, classes))
@@ -217,7 +227,11 @@ def _output_range(outputs: _Outputs, classes: int, attributes: bool) -> tuple[st
 
 
 def _exchanged(
-    cycles: Sequence[Cycle], confusion: np.ndarray, classes: Sequence[str], stated: Sequence[str]
+    cycles: Sequence[Cycle],
+    confusion: np.ndarray,
+    classes: Sequence[str],
+    stated: Sequence[str],
+    believed: bool,
 ) -> str:
     wrong = [number for cycle in cycles for number in cycle.classes]
     examples = [
@@ -226,9 +240,15 @@ def _exchanged(
         for cycle in cycles[:1]
         for a, b in [(cycle.classes[0], cycle.classes[1])]
     ]
+    better = advice(corrections(cycles, classes), stated)
+    if believed:
+        return (
+            f"{len(wrong)} of {len(classes)} classes seem to be in another order than stated "
+            f"({examples[0]}). The stated order is used; if it is wrong, {better}"
+        )
     return (
-        f"{len(wrong)} of {len(classes)} classes are in another order than stated ({examples[0]}): "
-        f"{advice(corrections(cycles, classes), stated)}"
+        f"{len(wrong)} of {len(classes)} classes are in another order than stated ({examples[0]}). "
+        f"If the stated order is right, give it as classes; otherwise {better}"
     )
 
 
@@ -250,6 +270,8 @@ def _useless(accuracy: float, classes: int) -> str:
 
 def _hopeless(hits: int, images: int, classes: int) -> bool:
     """Return whether an honest weak model would hardly ever have so few hits."""
+    from scipy.stats import binom  # slow to import
+
     chance = 1 / classes
     return bool(binom.cdf(hits, images, max(0.4, chance + USEFUL * (1 - chance))) < LEVEL)
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from frostglass.core.types import Images
@@ -66,6 +65,8 @@ def better_input(
     }
     if not found:
         return Suggestion()
+    from scipy.stats import binom  # slow to import
+
     kind = max(found, key=lambda each: found[each].sum().item())
     gain = (found[kind] - now).double()
     if gain.mean() < BETTER or found[kind].double().mean() < USEFUL:

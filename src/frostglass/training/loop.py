@@ -100,7 +100,7 @@ def _given(config: Training, target: Target, split: Split, device: torch.device)
     target.module.to(device)
     if split.train.pixels.is_meta:  # a dry run has no content to examine
         return target
-    return examine(replace(target, classes=config.classes or target.classes), split)
+    return examine(target, split, config.classes)
 
 
 def _check(

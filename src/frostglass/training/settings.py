@@ -35,7 +35,8 @@ class Training:
             stay in [0, 1]).
         weights: a checkpoint to load instead of training.
         classes: the people's names in the order of the outputs of `weights`, if that is not the
-            sorted one.
+            sorted one. An order that is given is believed, also where another one fits the images
+            better; a warning then names that one.
         start: where training begins: "public" for a training on the public people first, or a
             checkpoint; all but the head is taken.
         start_parts: the parts of the network to fill from that checkpoint, such as ["features"];

@@ -263,8 +263,10 @@ def score_cell(entry: Entry, name: str) -> parts.Cell:
 
 
 def recognised_head(study: Study) -> Markup:
-    place = study.entries[0].verifier
-    return Markup("{} recognised (evaluator\u00a0{})").format(shape(place - 1), place)
+    places = study.verifiers
+    marks = Markup("").join(shape(place - 1) for place in places)
+    numbers = " or ".join(map(str, places))
+    return Markup("{} recognised (evaluator\u00a0{})").format(marks, numbers)
 
 
 def top1_head(name: str) -> Markup:

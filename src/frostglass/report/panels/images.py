@@ -146,7 +146,7 @@ def _thumbnail(entry: Entry, name: str) -> Thumbnail | None:
     def value(column: str) -> float:
         return rows.columns[column][place, 0].item()
 
-    verdicts = [value(name) == 1 for name in entry.run.facts.verified]
+    verdicts = [value(name) == 1 for name in entry.facts.verified]
     return Thumbnail(
         data_uri(entry.reconstructions[place, 0]),
         f"reconstruction of {name}, {entry.label}",

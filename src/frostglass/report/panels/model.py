@@ -62,6 +62,12 @@ def _definitions(study: Study) -> list[str]:
     )
     if study.candidates > 1:
         text += f" Shares are means over the {candidates} images kept per person."
+    others = study.by_text(
+        (f"{verifier_name(each)}, at a false-accept rate of {rate(each)}", each)
+        for each in study.entries
+        if each.verifier != entry.verifier
+    )
+    text += "".join(f" In {audits} another one decides: {name}." for name, audits in others.items())
     rule = "Where several attacks were tried on a model, the strongest counts"
     return [text, *common.strongest_note(study, rule)]
 
@@ -86,9 +92,8 @@ def _scores(study: Study) -> parts.Section:
     if len(study.shown) < len(study.entries):
         many = number(len(study.entries), "count")
         text += f" Drawn are the audits that have images above; the table has all {many}."
-    place = study.entries[0].verifier - 1
     legend: list[str] = [
-        Markup("{} recognised (evaluator {}), with 95 % interval").format(shape(place), place + 1),
+        Markup("{}, with 95 % interval").format(common.recognised_head(study)),
         *(
             Markup("{} top-1 of evaluator {}").format(shape(each, False), each + 1)
             for each in (int(name.rpartition("_")[2]) - 1 for name in study.first.top1)
@@ -222,7 +227,7 @@ def checks(study: Study) -> list[Check]:
         return parts.verdict(number(value, kind), "ok" if fine(value) else "look")
 
     def baseline(entry: Entry) -> parts.Cell:
-        names = (*entry.run.facts.verified, *entry.top1)
+        names = (*entry.facts.verified, *entry.top1)
         most = max(entry.facts.prior_only[name].value for name in names)
         return limited(most, "percent", lambda v: v <= LUCKY_PRIOR)
 

@@ -14,6 +14,7 @@ from frostglass.report.text import number
 COLUMNS = ("verified", "strict")  # one score for each of RATES
 MAX_COLUMNS = 3  # subjects whose shares stand beside each other
 PRIOR_ONLY = "prior-only draws"
+ABSENT = "–"
 FINER = 1.001  # rates above what was asked by less than this are as asked
 NOTE = (
     "An evaluator accepts an image as a person if their match exceeds a threshold: the mean of the "
@@ -58,7 +59,8 @@ def verification_section(study: Study) -> Section:
 
 def _baselines(study: Study, entry: Entry) -> tuple[float, ...]:
     names = [f"{name}_{n + 1}" for name in COLUMNS for n in range(len(study.first.evaluators))]
-    return tuple(entry.facts.prior_only[name].value for name in names)
+    scores = entry.facts.prior_only
+    return tuple(scores[name].value for name in names if name in scores)
 
 
 def _guesses(study: Study) -> str:
@@ -88,7 +90,7 @@ def _rows(
                 Cell(number(used, "rate"), coarse),
                 Cell(number(facts.true_accepts[level], "percent"), genuine),
                 number(facts.impostor_share[level], "rate"),
-                *(number(e.facts.prior_only[name].value, "percent") for e in drawn),
+                *(_drawn(entry, name) for entry in drawn),
                 *(_accepted(entry, name) for entry in entries),
             ]
         )
@@ -109,7 +111,15 @@ def _named(place: int, evaluator: EvaluatorFacts) -> Cell:
     return Cell(text, small, "ok" if evaluator.decides else None, "decides" * evaluator.decides)
 
 
+def _drawn(entry: Entry, name: str) -> str:
+    """Return the share of prior-only draws; a dash for an evaluator that an audit lacks."""
+    scores = entry.facts.prior_only
+    return number(scores[name].value, "percent") if name in scores else ABSENT
+
+
 def _accepted(entry: Entry, name: str) -> Cell:
+    if name not in entry.facts.scores:
+        return Cell(ABSENT)
     score = entry.facts.scores[name]
     several = entry.reconstructions.shape[1] > 1
     any_guess = [f"any {number(score.any, 'percent')}"] if several else []
@@ -124,9 +134,9 @@ def _all_subjects(study: Study, entries: Sequence[Entry]) -> Table:
         cells: list[Cell | str] = []
         for place in places:
             name = f"verified_{place}"
-            cell = _accepted(entry, name)
-            baseline = number(entry.facts.prior_only[name].value, "percent")
-            cells.append(Cell(cell.text, [*cell.small, f"prior only {baseline}"]))
+            cell, baseline = _accepted(entry, name), _drawn(entry, name)
+            small = [] if baseline == ABSENT else [f"prior only {baseline}"]
+            cells.append(Cell(cell.text, [*cell.small, *small]))
         rows.append([named_cell(entry.label), *cells])
     return Table("Reconstructions accepted", head, rows, long=study.many)
 
@@ -137,8 +147,9 @@ def _own_evaluators(study: Study) -> list[str]:
     if len(keys) == 1:
         return []
     return [
-        "The audits have evaluators of their own, as their seeds differ. The first three figures "
-        "are those of the first audit; shares of reconstructions are each audit’s own."
+        "The audits have evaluators of their own, as their seeds or data differ. The first three "
+        "figures are those of the first audit that has most evaluators; shares of reconstructions "
+        "are each audit’s own."
     ]
 
 
