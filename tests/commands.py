@@ -63,7 +63,7 @@ batch = 4
 TOY = f"""
 name = "toy"
 {FACES}{SETTINGS}"""
-PROGRESS = re.compile(r"\w+ \S{1,8}: (started|resumed|done after \d+ s)( \(.+\))?")
+PROGRESS = re.compile(r"\w+ \S{1,8}: (started|resumed|(done|\d+/\d+) after \d+ s)( \(.+\))?")
 HIDDEN_BY_PYTHON = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)
 
 
