@@ -19,7 +19,8 @@ from frostglass.attacks._search.search import (
     SearchResult,
     descend,
 )
-from frostglass.attacks._search.start import POOL_CHUNK, fresh
+from frostglass.attacks._search.start import POOL_CHUNK, Bonus, fresh
+from frostglass.core.assets import Assets
 from frostglass.core.method import Variants
 from frostglass.core.objective import LossName, loss_of
 from frostglass.core.parameters import parameters
@@ -189,13 +190,18 @@ class Descent(ModelAttack):
         """Generate images of latents (N, ...); values may lie a little outside [0, 1]."""
         return prior.images(latents, labels)
 
+    def bonus(self, prior: Prior) -> Bonus | None:
+        """Return what images score besides the target's margin, in starts and in the ranking."""
+        return None
+
     def rank(
         self, view: ModelView, prior: Prior, state: Tensor, labels: Tensor, rng: RowRng
     ) -> Tensor | None:
         """Return a score per row by which candidates are kept; None uses the target's margin."""
         return None
 
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        prior = assets.require_prior()
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
         settings = self.settings(self.steps, self.project)
@@ -228,7 +234,7 @@ class Descent(ModelAttack):
         def show(latents: Tensor, labels: Tensor) -> Tensor:
             return self.images(prior, latents, labels).clamp(0, 1)
 
-        return Recipe(start, search, read, show)
+        return Recipe(start, search, read, show, bonus=self.bonus(prior))
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import best
+from frostglass.attacks._search.start import Bonus
 from frostglass.attacks.base import Attack, Surface, View
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError
@@ -43,13 +44,15 @@ class Recipe:
     `search(state, labels, draws)` improves rows (N, ...) independently of each other; `draws` (N,)
     numbers the rows of a person. `read(state, labels, draws)` returns latents (N, D, ...) of each
     row. `show(latents, labels)` returns images in [0, 1] of latents (N, ...), by default the
-    prior's. Only the first `latent_size` numbers of a latent are returned, by default all.
+    prior's. `bonus(images)` (N, K) is added to the target's margin of each class where candidates
+    are ranked by it. Only the first `latent_size` numbers of a latent are returned, by default all.
     """
 
     start: Callable[[Tensor], Tensor]
     search: Callable[[Tensor, Tensor, Tensor], SearchResult]
     read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
     show: Callable[[Tensor, Tensor], Tensor] | None = None
+    bonus: Bonus | None = None
     latent_size: int | None = None
 
 
@@ -59,7 +62,8 @@ class ModelAttack(Attack):
 
     Args:
         candidates: searches per person.
-        keep: images returned per person, best target margin first.
+        keep: images returned per person, first guess first: by the target's margin, unless the
+            attack ranks by something else.
         batch: images shown to the target together, rounded up to a multiple of 16.
         samples: passes through the target averaged per query; above 1, the attack averages out
             the noise of defenses such as MID.
@@ -110,8 +114,8 @@ class ModelAttack(Attack):
         """What one search does, in words, and how many images it shows to the target at most."""
 
     @abstractmethod
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
-        """Bind the attack to a view and a prior."""
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        """Bind the attack to a view and to assets."""
 
     @property
     def kept(self) -> int:
@@ -172,7 +176,7 @@ class ModelAttack(Attack):
             channels_last(*any_layout(view, prior)),
             folded(*unchanged_when_folded(view, prior)),
         ):
-            return _run(self, view.averaged(self.samples), prior, people, seed=seed, work=work)
+            return _run(self, view.averaged(self.samples), assets, people, seed=seed, work=work)
 
 
 @parameters
@@ -209,10 +213,10 @@ def _misfits(view: ModelView, prior: Prior) -> list[str]:
 
 
 def _run(
-    attack: ModelAttack, view: ModelView, prior: Prior, people: Tensor, *, seed: int, work: Work
+    attack: ModelAttack, view: ModelView, assets: Assets, people: Tensor, *, seed: int, work: Work
 ) -> Reconstructions:
     began, before = time.perf_counter(), view.queries
-    recipe = attack.recipe(view, prior, seed=seed)
+    recipe = attack.recipe(view, assets, seed=seed)
     # All starts at once: their queries are then counted once, however often a run is resumed.
     starts = recipe.start(people)
     queries, seconds = view.queries - before, time.perf_counter() - began
@@ -223,7 +227,7 @@ def _run(
         name = f"shard-{number:05d}"
         if not (saved := work.load(name)):
             began, before = time.perf_counter(), view.queries
-            tensors = _shard(attack, recipe, view, prior, labels, start)
+            tensors = _shard(attack, recipe, view, assets.require_prior(), labels, start)
             spent: dict[str, Any] = {
                 "queries": view.queries - before,
                 "seconds": time.perf_counter() - began,
@@ -274,7 +278,7 @@ def _shard(
         result = recipe.search(state, y, draw)
         latents = recipe.read(result.state, y, draw)
         images, score, confidence = _read_out(
-            view, recipe.show or prior.images, latents, y, len(padded_rows(attack.batch))
+            view, recipe, prior, latents, y, len(padded_rows(attack.batch))
         )
         score = score if result.score is None else result.score[:, None].expand_as(score)
         finished = result.finished[:, None] & score.isfinite() & confidence.isfinite()
@@ -304,7 +308,8 @@ def _shard(
 
 def _read_out(
     view: ModelView,
-    show: Callable[[Tensor, Tensor], Tensor],
+    recipe: Recipe,
+    prior: Prior,
     latents: Tensor,
     labels: Tensor,
     batch: int,
@@ -313,8 +318,11 @@ def _read_out(
 
     def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            images = show(z, y)
-            return images, *_score(view, images, y)
+            images = (recipe.show or prior.images)(z, y)
+            score, confidence = _score(view, images, y)
+            if recipe.bonus:
+                score = score + recipe.bonus(images).gather(1, y[:, None])[:, 0]
+            return images, score, confidence
 
     each = labels.repeat_interleave(latents.shape[1])
     parts = [
