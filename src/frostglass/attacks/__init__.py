@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.lomma import Lomma
     from frostglass.attacks.model.mirror import Mirror
     from frostglass.attacks.model.mirror_genetic import MirrorGenetic
+    from frostglass.attacks.model.modes import Modes
     from frostglass.attacks.model.plgmi import Plgmi
     from frostglass.attacks.model.ppa import Ppa
     from frostglass.attacks.model.vmi import Vmi

@@ -51,6 +51,11 @@ class Attack(Method):
         return frozenset()
 
     @property
+    def known_attribute(self) -> str:
+        """The attribute that the attacker knows of each person; "" for none."""
+        return ""
+
+    @property
     def samples(self) -> int:
         """Passes averaged per query, for targets that add noise."""
         return 1

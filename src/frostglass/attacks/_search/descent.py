@@ -12,7 +12,7 @@ from torch import Tensor
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.row_rng import RowRng
-from frostglass.attacks._search.runner import ModelAttack, Recipe
+from frostglass.attacks._search.runner import ExtraLoss, ModelAttack, Recipe
 from frostglass.attacks._search.search import (
     OptimizerName,
     OptimizerSettings,
@@ -96,6 +96,10 @@ class Descent(ModelAttack):
     @property
     def access(self) -> tuple[str, ...]:
         return ("gradients",)
+
+    @property
+    def steerable(self) -> bool:
+        return True
 
     @property
     def looks(self) -> int:
@@ -200,6 +204,10 @@ class Descent(ModelAttack):
         """Return a score per row by which candidates are kept; None uses the target's margin."""
         return None
 
+    def _per_row(self, values: Tensor) -> Tensor:
+        """Average the values of the images of each row."""
+        return values.unflatten(0, (-1, self.looks)).mean(1)
+
     def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
         prior = assets.require_prior()
         family = self.family(prior)
@@ -210,18 +218,23 @@ class Descent(ModelAttack):
             centres = self.centres(view, prior, labels, seed=seed)
             return family.begin(centres.flatten(0, 1)).unflatten(0, centres.shape[:2])
 
-        def objective(state: Tensor, labels: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
-            latents = family.sample(state, rng.normal(self.looks, family.noise))
-            each = labels.repeat_interleave(self.looks)
-            images = self.images(prior, latents.flatten(0, 1), each)
-            value, sure = self.weighted_loss(shown, prior, images, each, rng)
-            value, sure = (part.unflatten(0, (-1, self.looks)).mean(1) for part in (value, sure))
-            return value / self.coupling + self.penalty(family, state, rng), sure
+        def search(
+            state: Tensor, labels: Tensor, draws: Tensor, extra: ExtraLoss | None = None
+        ) -> SearchResult:
+            def objective(state: Tensor, rows: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
+                latents = family.sample(state, rng.normal(self.looks, family.noise))
+                each = rows.repeat_interleave(self.looks)
+                images = self.images(prior, latents.flatten(0, 1), labels[each])
+                value, sure = self.weighted_loss(shown, prior, images, labels[each], rng)
+                value, sure = self._per_row(value) / self.coupling, self._per_row(sure)
+                if extra:
+                    value = value + self._per_row(extra(images, each))
+                return value + self.penalty(family, state, rng), sure
 
-        def search(state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
             rng = RowRng.of(seed, "search", labels, draws)
+            rows = torch.arange(len(labels), device=labels.device)
             result = descend(
-                shown, state, labels, rng, objective, settings, batch_multiple=self.batch_multiple
+                shown, state, rows, rng, objective, settings, batch_multiple=self.batch_multiple
             )
             rng = RowRng.of(seed, "rank", labels, draws)
             return replace(result, score=self.rank(view, prior, result.state, labels, rng))

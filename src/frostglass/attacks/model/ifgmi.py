@@ -158,6 +158,10 @@ class Ifgmi(Ppa):
             )
 
     @property
+    def steerable(self) -> bool:
+        return False  # its stages have searches of their own
+
+    @property
     def search_effort(self) -> tuple[str, int]:
         steps = (self.steps, *self.block_steps)
         trials = self.trials * (len(steps) if self.stage == "confident" else 1)
