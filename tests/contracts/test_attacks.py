@@ -10,7 +10,7 @@ import torch
 from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
 from frostglass.attacks._search import runner
 from frostglass.attacks._search.styled import StyleDescent
-from frostglass.core.assets import Assets
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import AccessError, ConfigError
 from frostglass.core.method import AuditSize
 from frostglass.core.types import CAPABILITIES, Target
@@ -52,6 +52,7 @@ SMALL = {
         "lr": 0.05,
         "trials": 2,
     },
+    "known": {"base": BASE, "attribute": "bright", "candidates": 3, "keep": 2},
     "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
     "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
     "mirror": {"steps": 6, "candidates": 3, "keep": 2, "pool": 40},
@@ -98,7 +99,9 @@ def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
 
 def given(known):
     """A prior, and the other assets that some attacks need."""
-    return Assets(public=PUBLIC, prior=known, embedder=target(seed=3))
+    network = replace(target(seed=4), classes=("dark", "bright", "red", "blue"), attributes=True)
+    attribute = KnownAttribute("bright", (True, False, True, False), network)
+    return Assets(public=PUBLIC, prior=known, embedder=target(seed=3), attribute=attribute)
 
 
 @cache

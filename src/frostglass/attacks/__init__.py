@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.gmi import Gmi
     from frostglass.attacks.model.ifgmi import Ifgmi
     from frostglass.attacks.model.kedmi import Kedmi
+    from frostglass.attacks.model.known import Known
     from frostglass.attacks.model.lomma import Lomma
     from frostglass.attacks.model.mirror import Mirror
     from frostglass.attacks.model.mirror_genetic import MirrorGenetic

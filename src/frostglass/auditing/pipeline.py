@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from frostglass.auditing.controls import verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
 from frostglass.auditing.given import is_given, naming, refuse_target
+from frostglass.auditing.private_facts import attribute_of_people, first_images
 from frostglass.auditing.products import (
     Device,
     Exposure,
@@ -31,7 +31,7 @@ from frostglass.auditing.steps import (
     TARGET,
     VERIFIER,
 )
-from frostglass.core.assets import Assets
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
@@ -84,8 +84,8 @@ def produce(exp: Experiment, store: Store) -> Products:
     """Run all steps of an experiment, in order.
 
     Private images are reachable from training, `expose`, scoring, and the examination of given
-    networks only. One exception says so by its name: a prior that completes hints is given a
-    degraded image of each person.
+    networks only. Two exceptions say so by their names: a prior that completes hints is given a
+    degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
     split = store.step(
@@ -215,7 +215,7 @@ def _trial(
     )
     if pretrained:
         result = replace(result, seconds=result.seconds + pretrained.seconds)
-    baseline = _baseline(exp, store, split, prior, seed=exp.seed)
+    baseline = _baseline(exp, store, split, prior, known=assets.attribute, seed=exp.seed)
 
     def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
         return store.step(
@@ -237,7 +237,13 @@ def _trial(
 
 
 def _baseline(
-    exp: Experiment, store: Store, split: Split, prior: Prior | None, *, seed: int
+    exp: Experiment,
+    store: Store,
+    split: Split,
+    prior: Prior | None,
+    *,
+    known: KnownAttribute | None = None,
+    seed: int,
 ) -> Reconstructions:
     """Draw the prior-only baseline: as many images per person as the attack returns."""
     features = exp.surface == "features"
@@ -247,6 +253,7 @@ def _baseline(
         prior=prior,
         public=split.public if features or prior is None else None,
         people=list(attacked_people(exp, len(split.classes))),
+        **({"known": known} if known else {}),
         seed=seed,
     )
 
@@ -285,12 +292,18 @@ def attacker_assets(
         amortizer = store.step(AMORTIZER, exp.amortizer, target=target, prior=prior, seed=exp.seed)
     if "perceptual" in needed:
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
+    attribute = None
+    if name := exp.attack.known_attribute:
+        config = exp.attribute_training(name)
+        recogniser = public_classifier(store, config, split, exp.seed, "attribute")
+        attribute = KnownAttribute(name, attribute_of_people(split.test, name), recogniser)
     return Assets(
         public=split.public,
         prior=prior if "prior" in needed else None,
         amortizer=amortizer,
         embedder=embedder if "embedder" in needed else None,
         perceptual=perceptual,
+        attribute=attribute,
     )
 
 
@@ -385,9 +398,3 @@ def victims_of(exp: Experiment, split: Split) -> Images:
     victims = split.test.at(torch.cat(rows))
     varied(attributes_in(victims, classes_of(exp.target, split)))
     return victims
-
-
-def first_images(images: Images) -> Tensor:
-    """Return the first image of each class, (K, C, H, W)."""
-    first = [(images.labels == label).nonzero()[0, 0] for label in range(len(images.names))]
-    return images.floats(torch.stack(first))

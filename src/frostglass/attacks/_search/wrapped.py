@@ -11,6 +11,7 @@ from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
+from frostglass.core.views import ModelView
 
 OWN = ("candidates", "keep", "batch", "samples")
 
@@ -111,4 +112,14 @@ class WrappedAttack(ModelAttack):
         problems = super().problems(view, assets)
         if "embedder" in self.needs and assets.public is None:
             problems.append(f"{self.name} needs assets.public, got none: pass Assets(public=...)")
+        if assets.attribute and self.known_attribute:
+            assert isinstance(view, ModelView)  # as `invert` checks
+            problems += assets.attribute.problems(self.known_attribute, view.classes)
         return problems
+
+    def not_steerable(self, why: str) -> str:
+        """Describe a base whose searches take no further loss."""
+        return (
+            f"base: {why}, and {self.base['name']} has searches that take no further loss: use one "
+            "that follows gradients, such as gmi or mirror"
+        )
