@@ -68,6 +68,8 @@ SMALL = {
     "modes": {"base": BASE, "candidates": 3, "keep": 2},
     "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
     "ppa": {"steps": 6, "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
+    "repel": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2},
+    "unlearn": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2, "tuning": 4, "references": 8},
     "vmi": {
         "steps": 6,
         "points": 32,
@@ -350,7 +352,7 @@ def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):
 
 ITERATIONS = {
     "steps", "pool", "trials", "generations", "population", "tries", "block_steps", "max_queries",
-    "candidates", "keep", "base",
+    "candidates", "keep", "base", "tuning",
 }  # fmt: skip
 # Parameters at which a naive brief copy would be invalid.
 TIGHT = {
@@ -359,6 +361,8 @@ TIGHT = {
     "mirror_genetic": {"elite": 700, "survivors": 800, "keep": 700},
     "gmi": {"batch": 400, "candidates": 1500, "pool": 1500, "keep": 1500},
     "brepmi": {"samples": 4},
+    "modes": {"base": {"name": "mirror", "pool": 1500}, "batch": 400, "candidates": 1500},
+    "repel": {"base": {"name": "mirror", "pool": 500}, "rounds": 100, "keep": 100},
 }
 
 

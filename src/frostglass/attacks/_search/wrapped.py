@@ -103,7 +103,8 @@ class WrappedAttack(ModelAttack):
         return self.base_attack.search_effort
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
-        return {"base": {**self.base, **self.base_attack.brief_counts(candidates)}}
+        searches = candidates * self.searches_each // self.candidates
+        return {"base": {**self.base, **self.base_attack.brief_counts(searches)}}
 
     def prior_problems(self, prior: Prior) -> list[str]:
         return self.base_attack.prior_problems(prior)
