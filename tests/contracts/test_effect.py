@@ -71,7 +71,14 @@ CASES = {
     "known": {"base": BASE, "attribute": "glasses", "candidates": 3, "keep": 1},
     # Their first guess: without decoys there is nobody else to find.
     "repel": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1},
-    "unlearn": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1, "tuning": 5},
+    "unlearn": {
+        "base": BASE,
+        "rounds": 2,
+        "searches": 2,
+        "keep": 1,
+        "tuning": 5,
+        "references": 16,
+    },
 }
 
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
