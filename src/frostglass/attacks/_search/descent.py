@@ -224,8 +224,9 @@ class Descent(ModelAttack):
             def objective(state: Tensor, rows: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
                 latents = family.sample(state, rng.normal(self.looks, family.noise))
                 each = rows.repeat_interleave(self.looks)
-                images = self.images(prior, latents.flatten(0, 1), labels[each])
-                value, sure = self.weighted_loss(shown, prior, images, labels[each], rng)
+                whose = labels[each]
+                images = self.images(prior, latents.flatten(0, 1), whose)
+                value, sure = self.weighted_loss(shown, prior, images, whose, rng)
                 value, sure = self._per_row(value) / self.coupling, self._per_row(sure)
                 if extra:
                     value = value + self._per_row(extra(images, each))
