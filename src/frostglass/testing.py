@@ -7,13 +7,14 @@ Each function runs the method in a tiny world and raises AssertionError with the
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from frostglass.attacks.base import Attack, View, attacks, invert
-from frostglass.core.assets import Assets
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.method import AuditSize, Method
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
@@ -117,6 +118,15 @@ def tiny_prior(shape: Shape = SHAPE, latent: int = LATENT) -> Prior:
     )
 
 
+def tiny_assets(split: Split, target: Target) -> Assets:
+    """Return all that an attacker may have; the target's network stands for each other one."""
+    recogniser = replace(target, classes=split.public.attribute_names, attributes=True)
+    attribute = KnownAttribute("even", (True, False) * (PEOPLE // 2), recogniser)
+    return Assets(
+        split.public, tiny_prior(), embedder=target, perceptual=target, attribute=attribute
+    )
+
+
 def tiny_view(attack: Attack, target: Target, split: Split) -> View:
     """Return what an attack would face in the tiny world."""
     if attack.surface == "model":
@@ -131,7 +141,7 @@ def check_attack(attack: Attack, assets: Assets | None = None) -> Reconstruction
     """Check shapes, range, repeatability, resuming, and that networks are left unchanged."""
     check_method(attack, attacks)
     split, target = tiny_split(), tiny_target()
-    assets = assets or Assets(split.public, tiny_prior(), embedder=target, perceptual=target)
+    assets = assets or tiny_assets(split, target)
     people = range(PEOPLE)
 
     def run(work: Work) -> Reconstructions:

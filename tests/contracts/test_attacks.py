@@ -10,12 +10,13 @@ import torch
 from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
 from frostglass.attacks._search import runner
 from frostglass.attacks._search.styled import StyleDescent
-from frostglass.core.assets import Assets
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import AccessError, ConfigError
 from frostglass.core.method import AuditSize
 from frostglass.core.types import CAPABILITIES, Target
 from frostglass.core.views import ModelView
 from worlds import (
+    PUBLIC,
     KilledError,
     MemoryWork,
     NoWork,
@@ -29,6 +30,7 @@ from worlds import (
 
 NAMES = [name for name in attacks.names() if attacks.get(name).surface == "model"]
 
+BASE = {"name": "gmi", "steps": 12, "lr": 0.1, "coupling": 1}  # of attacks that wrap another
 # Parameters that make an attack small enough for a test; others are tested with their defaults.
 SMALL = {
     "brepmi": {
@@ -50,6 +52,7 @@ SMALL = {
         "lr": 0.05,
         "trials": 2,
     },
+    "known": {"base": BASE, "attribute": "bright", "candidates": 3, "keep": 2},
     "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
     "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
     "mirror": {"steps": 6, "candidates": 3, "keep": 2, "pool": 40},
@@ -62,8 +65,11 @@ SMALL = {
         "keep": 2,
         "batch": 64,
     },
+    "modes": {"base": BASE, "candidates": 3, "keep": 2},
     "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
     "ppa": {"steps": 6, "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
+    "repel": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2},
+    "unlearn": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2, "tuning": 4, "references": 8},
     "vmi": {
         "steps": 6,
         "points": 32,
@@ -89,8 +95,15 @@ def usable(name: str, **more):
 
 def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
     made, known = world or (target(), usable(attack.name))
-    view, assets = made.view(attack.access), Assets(prior=known)
-    return invert(attack, view, assets, people=labels, seed=seed, work=work or NoWork())
+    view = made.view(attack.access)
+    return invert(attack, view, given(known), people=labels, seed=seed, work=work or NoWork())
+
+
+def given(known):
+    """A prior, and the other assets that some attacks need."""
+    network = replace(target(seed=4), classes=("dark", "bright", "red", "blue"), attributes=True)
+    attribute = KnownAttribute("bright", (True, False, True, False), network)
+    return Assets(public=PUBLIC, prior=known, embedder=target(seed=3), attribute=attribute)
 
 
 @cache
@@ -240,7 +253,7 @@ def test_nothing_of_target_or_prior_changes(name, failing, monkeypatch):
 
 def test_only_granted_access_is_used(name, monkeypatch):
     """A weaker view than declared is refused; the declared one suffices and is fully used."""
-    attack, assets = small(name), Assets(prior=usable(name))
+    attack, assets = small(name), given(usable(name))
     (access,) = attack.access
     for weaker in CAPABILITIES[: CAPABILITIES.index(access)]:
         view = target().view(weaker)
@@ -339,7 +352,7 @@ def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):
 
 ITERATIONS = {
     "steps", "pool", "trials", "generations", "population", "tries", "block_steps", "max_queries",
-    "candidates", "keep",
+    "candidates", "keep", "base", "tuning",
 }  # fmt: skip
 # Parameters at which a naive brief copy would be invalid.
 TIGHT = {
@@ -348,6 +361,8 @@ TIGHT = {
     "mirror_genetic": {"elite": 700, "survivors": 800, "keep": 700},
     "gmi": {"batch": 400, "candidates": 1500, "pool": 1500, "keep": 1500},
     "brepmi": {"samples": 4},
+    "modes": {"base": {"name": "mirror", "pool": 1500}, "batch": 400, "candidates": 1500},
+    "repel": {"base": {"name": "mirror", "pool": 500}, "rounds": 100, "keep": 100},
 }
 
 
@@ -361,6 +376,9 @@ def test_the_brief_copy_changes_only_iterations(name, tight):
     assert brief.brief() == brief
     changed = {f.name for f in fields(attack) if getattr(attack, f.name) != getattr(brief, f.name)}
     assert changed <= ITERATIONS
+    if "base" in changed:
+        tables = [each.base.items() for each in (attack, brief)]
+        assert {name for name, _ in set(tables[1]) - set(tables[0])} <= ITERATIONS
 
 
 def test_the_budget_counts_the_queries_of_a_run(name):

@@ -1,12 +1,14 @@
 """Every attack breaks an undefended model: evaluators recognise its images, not prior draws."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from frostglass.attacks import attacks, invert, prior_only
-from frostglass.core.assets import Assets
-from frostglass.data._splits import make_split
+from frostglass.auditing.private_facts import attribute_of_people
+from frostglass.core.assets import Assets, KnownAttribute
+from frostglass.data._splits import make_split, public_people
 from frostglass.data.faces import Faces
 from frostglass.metrics.accuracy import Accuracy
 from frostglass.metrics.base import Evidence, measure
@@ -52,6 +54,8 @@ FLOWS = {
     "draws": 3,
     "keep": 3,
 }
+SEARCH = {name: value for name, value in POINTS.items() if name not in ("candidates", "keep")}
+BASE = {"name": "gmi", **SEARCH, "loss": "margin", "pool": 256, "steps": 40}
 CASES = {
     "gmi": {**POINTS, "loss": "margin", "pool": 256, "steps": 40},
     "kedmi": {**GAUSSIANS, "loss": "margin", "steps": 80},
@@ -63,6 +67,18 @@ CASES = {
     "ifgmi": {"pool": 256, "steps": 30, "block_steps": (5, 5), "candidates": 3, "keep": 3},
     "mirror": {"pool": 256, "steps": 40, "candidates": 3, "keep": 3},
     "mirror_genetic": {"pool": 256, "population": 64, "generations": 30},
+    "modes": {"base": BASE, "candidates": 6, "keep": 1},
+    "known": {"base": BASE, "attribute": "glasses", "candidates": 3, "keep": 1},
+    # Their first guess: without decoys there is nobody else to find.
+    "repel": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1},
+    "unlearn": {
+        "base": BASE,
+        "rounds": 2,
+        "searches": 2,
+        "keep": 1,
+        "tuning": 5,
+        "references": 16,
+    },
 }
 
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
@@ -88,14 +104,27 @@ def world():
     styles = Pretrained(weights="styles32").train(split.public)
     for known in (prior, styles):
         check_unseen(known, split.classes)
+    strangers = public_people(split.public, seed=0)
+    learned = Training(model="cnn", options={"width": 8}, epochs=5, batch=32, lr=3e-3)
+    embedder, glasses = (
+        train_target(recipe, strangers, seed=9, work=NoWork())
+        for recipe in (learned, replace(learned, attributes=("glasses",)))
+    )
+    present = attribute_of_people(split.test, "glasses")
+    assets = Assets(
+        public=split.public,
+        embedder=embedder,
+        attribute=KnownAttribute("glasses", present, glasses),
+    )
     return SimpleNamespace(
-        split=split, target=target, evaluators=evaluators, prior=prior, styles=styles
+        split=split, target=target, evaluators=evaluators, prior=prior, styles=styles, assets=assets
     )
 
 
 def lift(world, attack, prior):
     """Attack minus prior-only accuracy under each evaluator, and the target's confidence."""
-    found = invert(attack, world.target.view(attack.access), Assets(prior=prior))
+    assets = replace(world.assets, prior=prior)
+    found = invert(attack, world.target.view(attack.access), assets)
     draws = prior_only(prior, range(8), 8, seed=0)
     seen, drawn = (
         measure([Accuracy()], Evidence(some, world.target, world.evaluators, world.split))

@@ -73,7 +73,7 @@ def walked(attack, where, starts, *, label=1, seed=3):
     """Ends, radii and queries of walks from given starts, candidates 0, 1, ..."""
     made, known = world(where, latent=starts.shape[1])
     view = made.view(["labels"])
-    walked = attack.recipe(view, known, seed=seed).search(
+    walked = attack.recipe(view, Assets(prior=known), seed=seed).search(
         starts, torch.full((len(starts),), label), torch.arange(len(starts))
     )
     found, radius = walked.state, walked.score
@@ -268,7 +268,11 @@ def test_a_radius_that_never_grew_gives_the_point_reached():
 def test_starts_are_clamped_draws_that_hit_the_label():
     made, known = world(half_space(1.2))
     view = made.view(["labels"])
-    starts = Brepmi(candidates=4, box=1.3).recipe(view, known, seed=3).start(torch.tensor([1, 0]))
+    starts = (
+        Brepmi(candidates=4, box=1.3)
+        .recipe(view, Assets(prior=known), seed=3)
+        .start(torch.tensor([1, 0]))
+    )
     assert starts.shape == (2, 4, 5)
     assert starts.abs().max() <= 1.3
     assert (
@@ -282,7 +286,11 @@ def test_starts_are_clamped_draws_that_hit_the_label():
 def test_drawing_goes_on_until_every_candidate_has_a_start():
     made, known = world(half_space(2.4))
     view = made.view(["labels"])
-    starts = Brepmi(candidates=6, box=3).recipe(view, known, seed=3).start(torch.tensor([1]))[0]
+    starts = (
+        Brepmi(candidates=6, box=3)
+        .recipe(view, Assets(prior=known), seed=3)
+        .start(torch.tensor([1]))[0]
+    )
     drawn = torch.cat(
         [
             torch.randn(CHUNK, 5, generator=generator_for(3, "brepmi", "start", number))
@@ -300,7 +308,9 @@ def test_candidates_without_starts_of_their_own_share_one_and_walk_differently()
     attack = Brepmi(candidates=3, keep=3, max_queries=400, tries=2 * CHUNK)
     made, known = world(where)
     assert torch.equal(
-        attack.recipe(made.view(["labels"]), known, seed=3).start(torch.tensor([1]))[0],
+        attack.recipe(made.view(["labels"]), Assets(prior=known), seed=3).start(torch.tensor([1]))[
+            0
+        ],
         point.expand(3, 5),
     )
     found, _, _ = walked(
@@ -345,7 +355,7 @@ def test_no_label_hit_at_all():
 def test_candidates_are_kept_by_their_last_radius():
     attack = Brepmi(radius=0.2, max_queries=500, candidates=5, keep=3)
     made, known = world(ball(1.8))
-    recipe = attack.recipe(made.view(["labels"]), known, seed=3)
+    recipe = attack.recipe(made.view(["labels"]), Assets(prior=known), seed=3)
     starts = recipe.start(torch.tensor([1]))[0]
     walked = recipe.search(starts, torch.ones(5, dtype=torch.long), torch.arange(5))
     latents, radius = walked.state, walked.score

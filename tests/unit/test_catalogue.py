@@ -56,7 +56,7 @@ def test_a_docstring_is_split_into_text_and_arguments():
     assert facts["arguments"].startswith("coupling: ")  # its own first, then those of its bases
     assert "\nloss: " in facts["arguments"]
     variants = [variant["name"] for variant in facts["variants"]]
-    assert variants == ["noise", "aimed", "straight", "margin", "poincare"]
+    assert variants == ["noise", "aimed", "straight", "margin", "poincare", "subtract"]
     steps = {"name": "steps", "type": "int", "default": 1500, "required": False}
     assert steps in facts["parameters"]
     private = {"name": "private", "type": "Path", "default": None, "required": True}

@@ -16,10 +16,10 @@ from frostglass.attacks.base import prior_only
 from frostglass.auditing import pipeline, steps
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.pipeline import audit as run_audit
-from frostglass.auditing.pipeline import victims_of
 from frostglass.auditing.products import Device, Released
 from frostglass.auditing.run import run_all
 from frostglass.auditing.run_folder import summary, write_run
+from frostglass.auditing.victims import victims_of
 from frostglass.cli.main import app
 from frostglass.core.assets import Assets
 from frostglass.core.display import image_grid

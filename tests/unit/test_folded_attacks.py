@@ -81,9 +81,9 @@ def test_sizes_of_shards_need_little_padding(batch, candidates, people, searches
     classes = tuple(map(str, range(80)))
     wide = Target(module=module, classes=classes, image_shape=(3, 16, 16), head="1", key="wide")
 
-    def recorded(view, show, latents, *more):
+    def recorded(view, recipe, prior, latents, *more):
         sizes.append(len(latents))
-        return read_out(view, show, latents, *more)
+        return read_out(view, recipe, prior, latents, *more)
 
     monkeypatch.setattr(runner, "_read_out", recorded)
     assets, view = Assets(prior=prior()), wide.view(["gradients"])

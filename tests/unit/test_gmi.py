@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from frostglass.attacks._search.select import best
+from frostglass.attacks._search.select import Candidates, by_score, in_order
 from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
@@ -113,7 +113,8 @@ def made_p(made, known, latents, label):
 
 def test_select_keeps_the_best_of_each_identity():
     score = torch.tensor([[0.1, 0.9, 0.5], [3.0, 1.0, 2.0]])
-    (kept,) = best(score, 2, torch.arange(6).reshape(2, 3))
+    order = by_score(Candidates(torch.zeros(2, 3, 1, 1, 1), torch.arange(2), score))[:, :2]
+    kept = in_order(order, torch.arange(6).reshape(2, 3))
     assert kept.tolist() == [[1, 2], [3, 5]]
 
 

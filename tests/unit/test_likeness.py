@@ -49,7 +49,7 @@ def test_unknown_originals_are_refused():
 def test_sorted_candidates_are_refused():
     candidates = bytes_of(PEOPLE, 4, 3, 16, 16)
     ranked = reconstructions(candidates, draws=torch.arange(4).expand(3, 4))
-    with pytest.raises(RunError, match="sorted by the target's confidence"):
+    with pytest.raises(RunError, match="got candidates in the order of guesses"):
         _ = replace(evidence(victims=victims()), reconstructions=ranked).originals
 
 

@@ -17,7 +17,7 @@ import torch
 
 from commands import FACES, ONE_EPOCH
 from frostglass import testing
-from frostglass.attacks import Decoder, Gmi, Latent
+from frostglass.attacks import Decoder, Gmi, Known, Latent, Unlearn
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.registry import Registry
@@ -116,6 +116,8 @@ def test_the_plugin_keeps_the_contracts(installed: Path) -> None:
     "attack",
     [
         Gmi(steps=3, candidates=2, keep=1),
+        Known(base={"name": "gmi", "steps": 2}, attribute="even", candidates=2, keep=1),
+        Unlearn(base={"name": "gmi", "steps": 2}, rounds=2, searches=1, keep=2, tuning=2),
         Decoder(epochs=1, width=4),
         Latent(steps=2, tries=2),
     ],

@@ -9,14 +9,32 @@ import torch
 from torch import nn
 
 from frostglass.core.errors import AccessError, CheckpointError, ConfigError, RunError
+from frostglass.core.method import AuditSize
 from frostglass.models.checkpoint import save_weights
 from frostglass.priors._files import read_prior, write_prior
 from frostglass.priors.base import identity_hashes
 from frostglass.priors.pretrained import Pretrained
-from frostglass.priors.students import Students, distillation, resized
+from frostglass.priors.students import (
+    Students,
+    distillation,
+    drawn_images,
+    joined,
+    resized,
+    target_scores,
+)
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.seeding import generator_for
-from worlds import SHAPE, KilledError, MemoryWork, NoWork, images, prior, same_weights, target
+from worlds import (
+    SHAPE,
+    KilledError,
+    MemoryWork,
+    NoWork,
+    conditional_prior,
+    images,
+    prior,
+    same_weights,
+    target,
+)
 
 PUBLIC = images(44, 5, names="stranger")
 BASE = {"name": "wgan", "latent": 5, "width": 4, "steps": 2, "critic_steps": 1, "batch": 8}
@@ -332,9 +350,7 @@ def test_what_is_not_finite_is_reported():
     made = target()
     with torch.no_grad():
         made.module[6].bias[0] = math.nan
-    with pytest.raises(
-        RunError, match="the target's scores are not finite for 44 of 44 public images"
-    ):
+    with pytest.raises(RunError, match="the target's scores are not finite for 44 of 44 images"):
         SMALL.train(PUBLIC, made.view(["gradients"]), base=prior(), work=NoWork())
 
 
@@ -358,3 +374,60 @@ def test_published_settings():
     )
     assert method.base_method == Pretrained(weights="faces32")
     assert method.tied
+
+
+def test_students_learn_from_draws_too():
+    """A student of draws is shown each of them once an epoch, after the public images."""
+    shown = []
+
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(math.prod(SHAPE), 4)
+
+        def forward(self, images):
+            shown.append(images.detach())
+            return self.layer(images.flatten(1))
+
+    method = replace(SMALL, students=TWO[:1], statistics=0, epochs=1, draws=30)
+    view, known, network = target().view(["scores"]), prior(), Watching()
+    drawn = resized(drawn_images(known, 30, seed=0), SHAPE)
+    everything = joined(resized(PUBLIC, SHAPE), len(PUBLIC), drawn)
+    method._distil(
+        0,
+        network,
+        everything,
+        target_scores(view, everything, 74),
+        seed=0,
+        work=NoWork(),
+    )
+    seen, whole = torch.cat(shown), everything(torch.arange(74))
+    assert view.queries == 74
+    assert len(seen) == 74
+    assert torch.allclose(seen.flatten(1).sort(0).values, whole.flatten(1).sort(0).values)
+    assert torch.equal(whole[:44], PUBLIC.floats())
+    assert torch.equal(everything(torch.tensor([50, 3, 73])), whole[[50, 3, 73]])
+    latents = torch.randn(30, 6, generator=generator_for(0, "students", "draws"))
+    known.generator.eval()
+    with torch.no_grad():
+        assert torch.allclose(whole[44:], known.generator(latents), atol=0.5 / 255 + 1e-6)
+
+
+def test_draws_of_a_prior_are_part_of_the_work():
+    with_draws = replace(SMALL, statistics=0, draws=30)
+    view = target().view(["scores"])
+    found = with_draws.train(PUBLIC, view, base=prior(), work=NoWork())
+    assert view.queries == len(PUBLIC) + 30
+    plain = replace(with_draws, draws=0).train(PUBLIC, white_box(), base=prior(), work=NoWork())
+    assert not same_weights(found.students[0], plain.students[0])
+    size = AuditSize(people=4, public=44)
+    assert with_draws.budget(size).evaluations == 74
+    assert with_draws.budget(size).trained == 2 * 3 * 74
+    assert replace(with_draws, draws=9000).brief().draws == 256
+    with pytest.raises(ConfigError, match=r"draws \(30\) are for students: name some"):
+        replace(SMALL, students=(), draws=30)
+    with pytest.raises(ConfigError, match="completes hints, so nothing can be drawn"):
+        with_draws.train(PUBLIC, view, base=conditional_prior("hint"), work=NoWork())
+    conditional = conditional_prior("label")
+    marks = drawn_images(conditional, 40, seed=0).floats()[:, 0, 0, 0]
+    assert set((marks * 8).round().tolist()) == {0, 1, 2, 3}

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.gmi import Gmi
     from frostglass.attacks.model.ifgmi import Ifgmi
     from frostglass.attacks.model.kedmi import Kedmi
+    from frostglass.attacks.model.known import Known
     from frostglass.attacks.model.lomma import Lomma
     from frostglass.attacks.model.mirror import Mirror
     from frostglass.attacks.model.mirror_genetic import MirrorGenetic
+    from frostglass.attacks.model.modes import Modes
     from frostglass.attacks.model.plgmi import Plgmi
     from frostglass.attacks.model.ppa import Ppa
+    from frostglass.attacks.model.repel import Repel
+    from frostglass.attacks.model.unlearn import Unlearn
     from frostglass.attacks.model.vmi import Vmi
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -7,14 +7,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.select import in_order
 from frostglass.attacks._search.start import fresh
-from frostglass.core.assets import Asset, Assets
+from frostglass.core.assets import Asset, Assets, KnownAttribute
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.method import Method
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, match_shape
-from frostglass.core.views import FeatureView, ModelView
+from frostglass.core.views import FeatureView, ModelView, batch_invariant
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for
@@ -22,6 +23,7 @@ from frostglass.store.files import Work
 
 Surface = Literal["model", "features"]
 View = ModelView | FeatureView
+KNOWN_DRAWS = 8  # draws for each one that is kept, where an attribute of the person is known
 
 
 class Attack(Method):
@@ -49,6 +51,11 @@ class Attack(Method):
     def needs(self) -> frozenset[Asset]:
         """Assets the attack cannot run without."""
         return frozenset()
+
+    @property
+    def known_attribute(self) -> str:
+        """The attribute that the attacker knows of each person; "" for none."""
+        return ""
 
     @property
     def samples(self) -> int:
@@ -153,15 +160,21 @@ def prior_only(
     candidates: int,
     *,
     public: Images | None = None,
+    known: KnownAttribute | None = None,
     seed: int,
 ) -> Reconstructions:
     """Return the prior-only baseline: random draws assigned to people without any view.
 
     A class-conditional generator gets random classes, because the right class is knowledge of the
     target. A generator that completes hints gets the right person's hint: what the hint alone
-    reveals is not what the target leaks. Without a prior, the draws are random public images.
+    reveals is not what the target leaks. For the same reason, where an attribute of each person is
+    known, draws that show it come first among more of them. Without a prior, the draws are random
+    public images.
     """
     labels = torch.as_tensor(people)
+    if known is not None:
+        more = prior_only(prior, labels, KNOWN_DRAWS * candidates, public=public, seed=seed)
+        return _that_fit(more, known, candidates)
     if prior is None:
         return _public_draws(public, labels, candidates, seed=seed)
     latents = fresh(prior, labels, candidates, seed=seed, purpose="prior only")
@@ -179,6 +192,18 @@ def prior_only(
         images = match_shape(images, public.shape)
     images = images.unflatten(0, (len(labels), candidates)).cpu()
     return _draws(images, labels, latents.cpu())
+
+
+def _that_fit(draws: Reconstructions, known: KnownAttribute, keep: int) -> Reconstructions:
+    """Keep the first draws of each person that show what is known, then others."""
+    device = device_of(known.classifier.module)
+    with frozen(known.classifier.module):
+        logits = batch_invariant(known.logits, draws.images.flatten(0, 1).to(device)).cpu()
+    present = torch.tensor(known.present)[draws.labels][:, None]
+    wrong = (logits.unflatten(0, draws.images.shape[:2]) > 0) != present
+    order = wrong.byte().argsort(dim=1, stable=True)[:, :keep]
+    images, latents = in_order(order, draws.images), in_order(order, draws.latents)
+    return _draws(images, draws.labels, latents)
 
 
 def _public_draws(

@@ -1,7 +1,7 @@
 """An experiment: one audit as a frozen set of plain values, on either surface."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -173,6 +173,10 @@ class Experiment:
     def protection(self) -> Defense | None:
         """The defense that acts on the features that leave the device, if there is one."""
         return next((defense for defense in self.defenses if defense.releases), None)
+
+    def attribute_training(self, name: str) -> Training:
+        """Return how an attacker's classifier of an attribute is trained: as the embedder is."""
+        return replace(self.embedder, weights=None, classes=(), attributes=(name,))
 
     def needs(self, asset: Asset) -> bool:
         """Whether the attack, a defense or a metric needs an asset."""

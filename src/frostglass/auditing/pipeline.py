@@ -5,13 +5,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from frostglass.auditing.agreement import prior_agreement
 from frostglass.auditing.controls import verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
 from frostglass.auditing.given import is_given, naming, refuse_target
+from frostglass.auditing.private_facts import attribute_of_people
 from frostglass.auditing.products import (
     Device,
     Exposure,
@@ -31,15 +30,14 @@ from frostglass.auditing.steps import (
     TARGET,
     VERIFIER,
 )
-from frostglass.core.assets import Assets
-from frostglass.core.errors import ConfigError
+from frostglass.auditing.victims import attacked_people, victims_of
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.core.views import ModelView
 from frostglass.defenses.base import Defense
 from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.evaluators.verifier import Verifier
-from frostglass.metrics._utility import varied
 from frostglass.metrics.base import Rows
 from frostglass.metrics.face import reference_similarities
 from frostglass.priors.base import PriorMethod, check_unseen
@@ -53,8 +51,6 @@ from frostglass.training.settings import (
     PUBLIC,
     STRANGERS,
     Training,
-    attributes_in,
-    classes_of,
     first_stage,
 )
 
@@ -85,8 +81,8 @@ def produce(exp: Experiment, store: Store) -> Products:
     """Run all steps of an experiment, in order.
 
     Private images are reachable from training, `expose`, scoring, and the examination of given
-    networks only. One exception says so by its name: a prior that completes hints is given a
-    degraded image of each person.
+    networks only. Two exceptions say so by their names: a prior that completes hints is given a
+    degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
     split = store.step(
@@ -216,7 +212,7 @@ def _trial(
     )
     if pretrained:
         result = replace(result, seconds=result.seconds + pretrained.seconds)
-    baseline = _baseline(exp, store, split, prior, seed=exp.seed)
+    baseline = _baseline(exp, store, split, prior, known=assets.attribute, seed=exp.seed)
 
     def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
         return store.step(
@@ -238,7 +234,13 @@ def _trial(
 
 
 def _baseline(
-    exp: Experiment, store: Store, split: Split, prior: Prior | None, *, seed: int
+    exp: Experiment,
+    store: Store,
+    split: Split,
+    prior: Prior | None,
+    *,
+    known: KnownAttribute | None = None,
+    seed: int,
 ) -> Reconstructions:
     """Draw the prior-only baseline: as many images per person as the attack returns."""
     features = exp.surface == "features"
@@ -248,12 +250,9 @@ def _baseline(
         prior=prior,
         public=split.public if features or prior is None else None,
         people=list(attacked_people(exp, len(split.classes))),
+        **({"known": known} if known else {}),
         seed=seed,
     )
-
-
-def attacked_people(exp: Experiment, classes: int) -> range:
-    return range(min(exp.judging.identities or classes, classes))
 
 
 def attacker_prior(exp: Experiment, store: Store, split: Split, exposure: Exposure) -> Prior | None:
@@ -286,12 +285,18 @@ def attacker_assets(
         amortizer = store.step(AMORTIZER, exp.amortizer, target=target, prior=prior, seed=exp.seed)
     if "perceptual" in needed:
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
+    attribute = None
+    if name := exp.attack.known_attribute:
+        config = exp.attribute_training(name)
+        recogniser = public_classifier(store, config, split, exp.seed, "attribute")
+        attribute = KnownAttribute(name, attribute_of_people(split.test, name), recogniser)
     return Assets(
         public=split.public,
         prior=prior if "prior" in needed else None,
         amortizer=amortizer,
         embedder=embedder if "embedder" in needed else None,
         perceptual=perceptual,
+        attribute=attribute,
     )
 
 
@@ -380,22 +385,3 @@ def trained_prior(
         base=base,
         seed=seed,
     )
-
-
-def victims_of(exp: Experiment, split: Split) -> Images:
-    """Return the first held-out images of each attacked person.
-
-    Refuses images that all have the same attributes: utility could not be measured.
-    """
-    wanted = exp.judging.images
-    people = attacked_people(exp, len(split.classes))
-    rows = [(split.test.labels == label).nonzero().flatten()[:wanted] for label in people]
-    for label, index in zip(people, rows, strict=True):
-        if len(index) < wanted:
-            raise ConfigError(
-                f"judging.images: expected {wanted} held-out images of each person, got "
-                f"{len(index)} of {split.classes[label]!r}: lower it, or raise split.test"
-            )
-    victims = split.test.at(torch.cat(rows))
-    varied(attributes_in(victims, classes_of(exp.target, split)))
-    return victims

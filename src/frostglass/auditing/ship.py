@@ -9,9 +9,10 @@ from typing import Any
 
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import released_facts
-from frostglass.auditing.pipeline import expose, victims_of
+from frostglass.auditing.pipeline import expose
 from frostglass.auditing.products import FeatureExposure, ImageBatch
 from frostglass.auditing.steps import SPLIT
+from frostglass.auditing.victims import victims_of
 from frostglass.core.errors import ConfigError
 from frostglass.data._images import read_images
 from frostglass.data.folder import image_files

@@ -21,7 +21,7 @@ from frostglass.auditing.products import (
     Released,
     blank_view,
 )
-from frostglass.core.assets import Assets
+from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.display import image_grid
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
@@ -238,10 +238,11 @@ def _prior_only(
     prior: Prior | None,
     public: Images | None,
     people: Sequence[int],
+    known: KnownAttribute | None = None,
     seed: int,
     **_: Any,
 ) -> Reconstructions:
-    return prior_only(prior, people, candidates, public=public, seed=seed)
+    return prior_only(prior, people, candidates, public=public, known=known, seed=seed)
 
 
 def _save_reconstructions(result: Reconstructions, folder: Path) -> None:

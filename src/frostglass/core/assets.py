@@ -10,7 +10,46 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Target
 
-Asset = Literal["prior", "amortizer", "embedder", "perceptual"]
+Asset = Literal["prior", "amortizer", "embedder", "perceptual", "attribute"]
+
+
+@dataclass(frozen=True)
+class KnownAttribute:
+    """What an attacker knows of the attacked people: whether each has one binary attribute.
+
+    `present` says so for every class of the target. `classifier` recognises the attribute, one of
+    its `classes`; it was trained on public images.
+    """
+
+    name: str
+    present: tuple[bool, ...]
+    classifier: Target
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the classifier's logit of the attribute, (N,); above 0 it is there."""
+        column = self.classifier.classes.index(self.name)
+        return self.classifier.outputs(images)[0][:, column]
+
+    def problems(self, name: str, classes: int) -> list[str]:
+        """List what keeps this from being the attribute `name` of the people of all classes."""
+        problems = []
+        if self.name != name:
+            problems.append(
+                f"expected to know the attribute {name!r}, got {self.name!r}: pass that one as "
+                "Assets(attribute=...)"
+            )
+        if len(self.present) != classes:
+            problems.append(
+                f"expected the attribute {self.name!r} of each of {classes} classes, got "
+                f"{len(self.present)} values: give one for each"
+            )
+        if self.name not in self.classifier.classes:
+            known = ", ".join(self.classifier.classes) or "nothing"
+            problems.append(
+                f"expected a classifier of the attribute {self.name!r}, got one of {known}: train "
+                "one on public images with that attribute"
+            )
+        return problems
 
 
 @dataclass(frozen=True)
@@ -19,7 +58,8 @@ class Assets:
 
     `prior` generates images from latents. `amortizer` predicts the latent (N, latent) behind a
     feature of one encoder. `embedder` tells people apart: its penultimate features are the
-    embedding. `perceptual` is another network whose layers compare images.
+    embedding. `perceptual` is another network whose layers compare images. `attribute` is side
+    knowledge of the attacked people, which the pipeline hands over only to an attack that names it.
     """
 
     public: Images | None = None
@@ -27,11 +67,13 @@ class Assets:
     amortizer: Callable[[Tensor], Tensor] | None = None
     embedder: Target | None = None
     perceptual: Target | None = None
+    attribute: KnownAttribute | None = None
 
     @property
     def modules(self) -> list[nn.Module]:
         """Every network among the assets."""
-        targets = [target.module for target in (self.embedder, self.perceptual) if target]
+        known = self.attribute.classifier if self.attribute else None
+        targets = [target.module for target in (self.embedder, self.perceptual, known) if target]
         amortizer = [self.amortizer] if isinstance(self.amortizer, nn.Module) else []
         return [*(self.prior.modules if self.prior else []), *targets, *amortizer]
 
@@ -42,6 +84,7 @@ class Assets:
             "amortizer": self.amortizer,
             "embedder": self.embedder,
             "perceptual": self.perceptual,
+            "attribute": self.attribute,
         }
         return [
             f"{user} needs assets.{asset}, got none: pass Assets({asset}=...)"

@@ -28,6 +28,13 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     return others.amax(1) - own
 
 
+def class_margins(logits: Tensor) -> Tensor:
+    """Return l_k - max_{j≠k} l_j of every class k, (N, K): minus the margin loss of each."""
+    top = logits.topk(2, dim=1)
+    is_top = top.indices[:, :1] == torch.arange(logits.shape[1], device=logits.device)
+    return logits - torch.where(is_top, top.values[:, 1:], top.values[:, :1])
+
+
 def poincare(logits: Tensor, labels: Tensor, xi: float = 1e-4) -> Tensor:
     """Return the distance in the Poincaré ball between l / ‖l‖₁ and the (shrunken) one-hot label.
 

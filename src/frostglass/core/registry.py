@@ -4,7 +4,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -89,6 +89,12 @@ class Registry:
         if ":" in name:
             return self._import(name)
         raise ConfigError(f"no {self.kind} named {name!r}: {nearest(name, self._methods)}")
+
+    def build(self, table: Mapping[str, Any]) -> Any:
+        """Build a method from a table: its `name`, perhaps a `variant`, and parameters."""
+        values = {key: value for key, value in table.items() if key != "name"}
+        method = self.get(table["name"])
+        return (method.variant if "variant" in values and method.variants else method)(**values)
 
     def _import(self, path: str) -> Any:
         method = import_path(path, self.kind)

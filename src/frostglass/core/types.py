@@ -214,8 +214,9 @@ class Reconstructions:
     `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...).
     `confidence` (I, K) is the target's probability of the attacked class, or the share of the
     released feature that an image explains. `queries` counts images shown to the target, `seconds`
-    the time spent. On the model surface candidates are sorted by the target's confidence: `draws`
-    (I, K) says which draw each was. `steps` (I, K) counts search steps. `broken` (I, K) marks
+    the time spent. On the model surface candidates are in the order of the attack's guesses, the
+    first guess first; most attacks rank by the target's margin. `draws` (I, K) says which draw each
+    was. `steps` (I, K) counts search steps. `broken` (I, K) marks
     searches that stopped at a non-finite loss or without a start, `partial` (I,) people with no
     other candidate.
     """

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -61,6 +63,15 @@ class ModelView:
     def straightened(self) -> "ModelView":
         """Return this view with straight-through gradients at saturating layers; outputs stay."""
         return ModelView(self._target, self.access, self._samples, self._counter, straight=True)
+
+    def copied(self) -> "ModelView":
+        """Return a view of a copy of the target, whose weights may be changed.
+
+        Both views count queries together, and neither changes the other's network.
+        """
+        self._require("gradients")  # who has the weights can copy them
+        target = replace(self._target, module=deepcopy(self.module).eval(), key="")
+        return ModelView(target, self.access, self._samples, self._counter, straight=self._straight)
 
     def grants(self, access: str) -> bool:
         """Return whether this access is granted, by itself or as part of a stronger one."""
@@ -124,12 +135,15 @@ class ModelView:
             return logits, features
         return logits / self._samples, features / self._samples
 
-    def _passes(self, needed: Capability, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _require(self, needed: Capability) -> None:
         if not self.grants(needed):
             raise AccessError(
                 f"this view grants {', '.join(sorted(self.access))}, not {needed}: ask for it with "
                 f"target.view([{needed!r}])"
             )
+
+    def _passes(self, needed: Capability, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        self._require(needed)
         for draw in range(self._samples):
             self._counter[0] += len(images)
             with (

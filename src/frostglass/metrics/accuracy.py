@@ -73,7 +73,7 @@ def conventions(rows: Rows, evaluator: int = 1, group: int = 60) -> dict[str, fl
     """
     names = (f"top1_{evaluator}", f"top5_{evaluator}", "target_confidence")
     top1, top5, confidence = (rows.columns[name].double() for name in names)
-    if rows.draws is not None:  # undo the sorting by confidence: some conventions count draws
+    if rows.draws is not None:  # undo the ranking: some conventions count draws
         order = rows.draws.argsort(1)
         top1, top5, confidence = (values.gather(1, order) for values in (top1, top5, confidence))
     pick = confidence.argmax(1)

@@ -60,8 +60,8 @@ class Score:
 class Rows:
     """One row per (identity, candidate): `columns` maps a name to values (I, K).
 
-    Every averaging convention can be derived from them. Candidates are sorted by the target's
-    confidence; `draws` (I, K) gives the draw number of each, where draws have an order.
+    Every averaging convention can be derived from them. Candidates are in the order of the attack's
+    guesses; `draws` (I, K) gives the draw number of each, where draws have an order.
     """
 
     labels: Tensor
@@ -165,8 +165,8 @@ class Evidence:
             )
         if self.reconstructions.draws is not None and values.shape[1] > 1:
             raise RunError(
-                "expected candidates in the order of the true images, got candidates sorted by the "
-                "target's confidence: they cannot be assigned to images"
+                "expected candidates in the order of the true images, got candidates in the order "
+                "of guesses: they cannot be assigned to images"
             )
         return values.repeat_interleave(candidates // values.shape[1], 1).flatten(0, 1)
 

@@ -1,18 +1,21 @@
 """Problems of an attack that show before a run: its access, and the networks it trains first."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 
 from frostglass.attacks.base import Attack, invert
+from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import blank_view
-from frostglass.core.assets import Assets
-from frostglass.core.errors import FrostglassError
+from frostglass.core.assets import Assets, KnownAttribute
+from frostglass.core.errors import ConfigError, FrostglassError
 from frostglass.core.types import CAPABILITIES, Target
 from frostglass.models.base import MODEL_ERRORS
 from frostglass.plan.brief import SHOWN, head
 from frostglass.plan.dry_run import DryRunWork
 from frostglass.plan.ledger import META, Ledger
 from frostglass.priors.base import PriorMethod
+from frostglass.training.settings import Training
 
 
 def access_problems(attack: Attack, method: PriorMethod | None) -> list[str]:
@@ -26,6 +29,19 @@ def access_problems(attack: Attack, method: PriorMethod | None) -> list[str]:
             ]
         method = method.base_method
     return []
+
+
+def known_attribute(exp: Experiment, build: Callable[[Training], Target]) -> KnownAttribute:
+    """Return side knowledge of the right form; refuse an attribute that the data does not have."""
+    name = exp.attack.known_attribute
+    if not exp.data.describes_public():
+        raise ConfigError(
+            "public images have no attributes, and the attacker's classifier of "
+            f"{name!r} learns from them. Add a line for each public image to data.attributes, or "
+            "use another attack."
+        )
+    network = build(exp.attribute_training(name))
+    return KnownAttribute(name, (True,) * exp.data.counts()[0], network)
 
 
 def pretraining_problems(attack: Attack, target: Target, assets: Assets) -> list[str]:

@@ -32,7 +32,7 @@ from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.class_order import check_names
 from frostglass.models.cut import halves
-from frostglass.plan.attack_problems import access_problems, pretraining_problems
+from frostglass.plan.attack_problems import access_problems, known_attribute, pretraining_problems
 from frostglass.plan.brief import blank_split
 from frostglass.plan.dry_run import without_floats
 from frostglass.plan.ledger import Ledger
@@ -149,7 +149,10 @@ class _Checks:
         if not self.attacks:
             return ["perceptual"] if any("perceptual" in user.needs for user in users) else []
         embedder = exp.surface == "features" or exp.needs("embedder")
-        needed = {"embedder": embedder, "perceptual": exp.needs("perceptual")}
+        needed = {
+            "embedder": embedder or exp.needs("attribute"),
+            "perceptual": exp.needs("perceptual"),
+        }
         return [name for name, wanted in needed.items() if wanted]
 
     def _priors(self) -> list[tuple[str, PriorMethod]]:
@@ -363,6 +366,7 @@ class _Checks:
             public=self._shared(blank_split, exp.data, exp.split).public,
             prior=self._untrained(method) if method and "prior" in attack.needs else None,
             amortizer=nn.Identity() if "amortizer" in attack.needs else None,
+            attribute=known_attribute(exp, self._plain) if attack.known_attribute else None,
             **networks,
         )
         if exp.surface == "features":

@@ -42,9 +42,10 @@ ImagesAt = Callable[[Tensor], Tensor]  # from indices to public images
 class Students(PriorMethod):
     """Another prior with networks that imitate the target, and statistics of the target's features.
 
-    A student minimises KL(p_T ‖ p_S) / temperature² on public images,
-    p = softmax(logits / temperature), by SGD; an attack on target and students together finds what
-    they agree on instead of one network's quirks. Mean and standard deviation of the penultimate
+    A student minimises KL(p_T ‖ p_S) / temperature² on public images, and on draws of the base
+    prior if asked to, p = softmax(logits / temperature), by SGD. An attack on target and students
+    together finds what they agree on instead of one network's quirks; one that subtracts students
+    finds what the target alone knows. Mean and standard deviation of the penultimate
     features bound the logit loss, which has no bound of its own.
 
     Paper: Nguyen et al., Re-thinking Model Inversion Attacks Against Deep Neural Networks (LOMMA),
@@ -56,7 +57,7 @@ class Students(PriorMethod):
     `statistics` images drawn at random, where the released code takes whole batches until it has
     more than 5,000, and stores the standard deviation under the name of a log-variance. The batches
     of an epoch are near-equal instead of full ones and a rest. Images are brought to the size that
-    the base prior makes.
+    the base prior makes. `draws` is our option.
 
     Args:
         base: the prior to add to, a table with its `name` and parameters.
@@ -65,7 +66,9 @@ class Students(PriorMethod):
             taken. Empty for statistics only.
         statistics: public images from which the features' mean and standard deviation come; 0 for
             students only, which need the target's scores alone.
-        epochs: passes over the public images, for each student.
+        draws: images drawn from the base prior for the students to learn from, besides the public
+            ones; 0 as published. A prior that completes hints has none to draw.
+        epochs: passes over these images, for each student.
         batch: images per step.
         lr: SGD's step size.
         momentum: SGD's momentum.
@@ -80,6 +83,7 @@ class Students(PriorMethod):
     )
     students: tuple[dict[str, Any], ...] = EFFICIENT
     statistics: Annotated[int, Field(ge=0)] = 5_000
+    draws: Annotated[int, Field(ge=0)] = 0
     epochs: Annotated[int, Field(ge=1)] = 20
     batch: Annotated[int, Field(ge=2)] = 64
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
@@ -102,6 +106,8 @@ class Students(PriorMethod):
                 "neither students nor statistics are asked for: nothing would be added to the base "
                 "prior"
             )
+        if self.draws and not self.students:
+            raise ValueError(f"draws ({self.draws}) are for students: name some, or set it to 0")
         types: dict[str, type] = {"model": str, "options": dict, "start": str}
         for number, student in enumerate(self.students):
             if "model" not in student or not all(
@@ -125,8 +131,7 @@ class Students(PriorMethod):
     @property
     def base_method(self) -> PriorMethod:
         """The method of the prior that students are added to."""
-        values = {key: value for key, value in self.base.items() if key != "name"}
-        return priors.get(self.base["name"])(**values)
+        return priors.build(self.base)
 
     def files(self) -> list[Path]:
         paths = [
@@ -159,6 +164,7 @@ class Students(PriorMethod):
 
     def skeleton(self, image_shape: Shape, classes: int, base: Prior | None = None) -> Prior:
         base = base or self.base_method.skeleton(image_shape, classes)
+        self._check_draws(base)
         with torch.device("cpu"):  # networks are tried when built, which meta tensors cannot be
             students = self.build_students(base.image_shape, classes)
         device = torch.get_default_device()
@@ -189,6 +195,7 @@ class Students(PriorMethod):
                 f"the base prior was fitted to the target {base.tied_to} and not to "
                 f"{view.target_key}: make one for this target"
             )
+        self._check_draws(base)
         students = self._started(base.image_shape, view.classes, seed)
         images, features, scores = (
             resized(public, base.image_shape, task.device),
@@ -200,8 +207,11 @@ class Students(PriorMethod):
                 order = generator_for(seed, "students", "statistics")
                 chosen = torch.randperm(len(public), generator=order)[: self.statistics]
                 features = feature_statistics(view, images, chosen)
+            if self.draws:
+                drawn = drawn_images(base, self.draws, seed=seed)
+                images = joined(images, len(public), resized(drawn, base.image_shape, task.device))
             if self.students:
-                scores = target_scores(view, images, len(public))
+                scores = target_scores(view, images, len(public) + self.draws)
         facts = []
         for number, student in enumerate(students):
             self._distil(number, student.to(task.device), images, scores, seed=seed, work=task.work)
@@ -219,6 +229,13 @@ class Students(PriorMethod):
             features=features,
             key="",
         )
+
+    def _check_draws(self, base: Prior) -> None:
+        if self.draws and base.condition == "hint":
+            raise ConfigError(
+                f"draws ({self.draws}): the base prior completes hints, so nothing can be drawn "
+                "from it: set draws to 0, or use another base"
+            )
 
     def _started(self, image_shape: Shape, classes: int, seed: int) -> tuple[nn.Module, ...]:
         """Build the students, with the weights of their `start` if they have one."""
@@ -277,7 +294,7 @@ class Students(PriorMethod):
         scores: Tensor,
         order: Tensor,
     ) -> float:
-        """Train for one pass over the public images; return the mean loss."""
+        """Train for one pass over the images; return the mean loss."""
         total, device = 0.0, device_of(student)
         # Near-equal batches: no image is dropped and no batch is too small for batch norm.
         batches = max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
@@ -300,14 +317,15 @@ class Students(PriorMethod):
         return {"divergence": divergence / len(scores), "agreement": same / len(scores)}
 
     def brief(self) -> Self:
-        return replace(self, epochs=1)
+        return replace(self, epochs=1, draws=min(self.draws, CHUNK))
 
     def budget(self, size: AuditSize) -> Budget:
-        scored = size.public if self.students else 0
+        shown = size.public + self.draws
+        scored = shown if self.students else 0
         return Budget(
-            f"{len(self.students)} students × {self.epochs} epochs × {size.public:,} images",
+            f"{len(self.students)} students × {self.epochs} epochs × {shown:,} images",
             evaluations=scored + min(self.statistics, size.public),
-            trained=len(self.students) * self.epochs * size.public,
+            trained=len(self.students) * self.epochs * shown,
         )
 
 
@@ -331,7 +349,7 @@ def feature_statistics(view: ModelView, images: ImagesAt, chosen: Tensor) -> Ten
 
 
 def target_scores(view: ModelView, images: ImagesAt, count: int) -> Tensor:
-    """Return the target's probabilities (N, K) for all public images, asked once."""
+    """Return the target's probabilities (N, K) for all images, asked once."""
     chunks = torch.arange(count).split(CHUNK)
     scores = torch.cat([view.scores(images(index)).cpu() for index in chunks])
     _check_finite(scores, "scores")
@@ -341,9 +359,35 @@ def target_scores(view: ModelView, images: ImagesAt, count: int) -> Tensor:
 def _check_finite(values: Tensor, what: str) -> None:
     if broken := int((~values.isfinite()).any(1).sum()):
         raise RunError(
-            f"students: the target's {what} are not finite for {broken} of {len(values)} public "
+            f"students: the target's {what} are not finite for {broken} of {len(values)} "
             "images: train the target again"
         )
+
+
+def drawn_images(base: Prior, count: int, *, seed: int) -> Images:
+    """Draw images of a prior, rounded to 8 bits as public images are; labels are random."""
+    rng = generator_for(seed, "students", "draws")
+    latents = torch.randn(count, base.latent, generator=rng)
+    labels = torch.randint(max(1, base.classes), (count,), generator=rng)
+    device = device_of(base.generator)
+    with frozen(*base.modules), torch.no_grad():
+        parts = [
+            base.images(z.to(device), y.to(device)).mul(255).round().byte().cpu()
+            for z, y in zip(latents.split(CHUNK), labels.split(CHUNK), strict=True)
+        ]
+    return Images(torch.cat(parts), labels, (), ("drawn",) * count)
+
+
+def joined(first: ImagesAt, count: int, second: ImagesAt) -> ImagesAt:
+    """Return the images of both: the first `count` indices are of the first."""
+
+    def images(index: Tensor) -> Tensor:
+        places = [(index < count).nonzero()[:, 0], (index >= count).nonzero()[:, 0]]
+        chosen = zip((first, second), places, (0, count), strict=True)
+        parts = [make(index[place] - base) for make, place, base in chosen if len(place)]
+        return torch.cat(parts)[torch.cat(places).argsort().to(parts[0].device)]
+
+    return images
 
 
 def resized(public: Images, shape: Shape, device: torch.device | None = None) -> ImagesAt:

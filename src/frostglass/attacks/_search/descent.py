@@ -12,14 +12,15 @@ from torch import Tensor
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.row_rng import RowRng
-from frostglass.attacks._search.runner import ModelAttack, Recipe
+from frostglass.attacks._search.runner import ExtraLoss, ModelAttack, Recipe
 from frostglass.attacks._search.search import (
     OptimizerName,
     OptimizerSettings,
     SearchResult,
     descend,
 )
-from frostglass.attacks._search.start import POOL_CHUNK, fresh
+from frostglass.attacks._search.start import POOL_CHUNK, Bonus, fresh
+from frostglass.core.assets import Assets
 from frostglass.core.method import Variants
 from frostglass.core.objective import LossName, loss_of
 from frostglass.core.parameters import parameters
@@ -95,6 +96,10 @@ class Descent(ModelAttack):
     @property
     def access(self) -> tuple[str, ...]:
         return ("gradients",)
+
+    @property
+    def steerable(self) -> bool:
+        return True
 
     @property
     def looks(self) -> int:
@@ -189,13 +194,22 @@ class Descent(ModelAttack):
         """Generate images of latents (N, ...); values may lie a little outside [0, 1]."""
         return prior.images(latents, labels)
 
+    def bonus(self, prior: Prior) -> Bonus | None:
+        """Return what images score besides the target's margin, in starts and in the ranking."""
+        return None
+
     def rank(
         self, view: ModelView, prior: Prior, state: Tensor, labels: Tensor, rng: RowRng
     ) -> Tensor | None:
         """Return a score per row by which candidates are kept; None uses the target's margin."""
         return None
 
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+    def _per_row(self, values: Tensor) -> Tensor:
+        """Average the values of the images of each row."""
+        return values.unflatten(0, (-1, self.looks)).mean(1)
+
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        prior = assets.require_prior()
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
         settings = self.settings(self.steps, self.project)
@@ -204,18 +218,24 @@ class Descent(ModelAttack):
             centres = self.centres(view, prior, labels, seed=seed)
             return family.begin(centres.flatten(0, 1)).unflatten(0, centres.shape[:2])
 
-        def objective(state: Tensor, labels: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
-            latents = family.sample(state, rng.normal(self.looks, family.noise))
-            each = labels.repeat_interleave(self.looks)
-            images = self.images(prior, latents.flatten(0, 1), each)
-            value, sure = self.weighted_loss(shown, prior, images, each, rng)
-            value, sure = (part.unflatten(0, (-1, self.looks)).mean(1) for part in (value, sure))
-            return value / self.coupling + self.penalty(family, state, rng), sure
+        def search(
+            state: Tensor, labels: Tensor, draws: Tensor, extra: ExtraLoss | None = None
+        ) -> SearchResult:
+            def objective(state: Tensor, rows: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
+                latents = family.sample(state, rng.normal(self.looks, family.noise))
+                each = rows.repeat_interleave(self.looks)
+                whose = labels[each]
+                images = self.images(prior, latents.flatten(0, 1), whose)
+                value, sure = self.weighted_loss(shown, prior, images, whose, rng)
+                value, sure = self._per_row(value) / self.coupling, self._per_row(sure)
+                if extra:
+                    value = value + self._per_row(extra(images, each))
+                return value + self.penalty(family, state, rng), sure
 
-        def search(state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
             rng = RowRng.of(seed, "search", labels, draws)
+            rows = torch.arange(len(labels), device=labels.device)
             result = descend(
-                shown, state, labels, rng, objective, settings, batch_multiple=self.batch_multiple
+                shown, state, rows, rng, objective, settings, batch_multiple=self.batch_multiple
             )
             rng = RowRng.of(seed, "rank", labels, draws)
             return replace(result, score=self.rank(view, prior, result.state, labels, rng))
@@ -228,7 +248,7 @@ class Descent(ModelAttack):
         def show(latents: Tensor, labels: Tensor) -> Tensor:
             return self.images(prior, latents, labels).clamp(0, 1)
 
-        return Recipe(start, search, read, show)
+        return Recipe(start, search, read, show, bonus=self.bonus(prior))
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
 from frostglass.attacks._search.search import SearchResult
-from frostglass.attacks._search.select import best
+from frostglass.attacks._search.select import Candidates, by_score, in_order
+from frostglass.attacks._search.start import Bonus
 from frostglass.attacks.base import Attack, Surface, View
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError
@@ -29,6 +30,9 @@ from frostglass.runtime.folding import folded
 from frostglass.runtime.freezing import channels_last
 from frostglass.store.files import Work
 
+# From images and the numbers of their rows in a search to a further loss, one value per image.
+ExtraLoss = Callable[[Tensor, Tensor], Tensor]
+
 
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
     """Read one latent from each row: the row itself."""
@@ -41,15 +45,20 @@ class Recipe:
 
     `start(labels)` returns the initial rows (I, R, ...) of all attacked people at once.
     `search(state, labels, draws)` improves rows (N, ...) independently of each other; `draws` (N,)
-    numbers the rows of a person. `read(state, labels, draws)` returns latents (N, D, ...) of each
-    row. `show(latents, labels)` returns images in [0, 1] of latents (N, ...), by default the
-    prior's. Only the first `latent_size` numbers of a latent are returned, by default all.
+    numbers the rows of a person. That of a `steerable` attack also takes an `ExtraLoss`.
+    `read(state, labels, draws)` returns latents (N, D, ...) of each row. `show(latents, labels)`
+    returns images in [0, 1] of latents (N, ...), by default the prior's. `bonus(images)` (N, K) is
+    added to the target's margin of each class where candidates are ranked by it. `select` returns
+    the order of all candidates of each person, first guess first, (I, K); by default that of their
+    scores. Only the first `latent_size` numbers of a latent are returned, by default all.
     """
 
     start: Callable[[Tensor], Tensor]
-    search: Callable[[Tensor, Tensor, Tensor], SearchResult]
+    search: Callable[..., SearchResult]
     read: Callable[[Tensor, Tensor, Tensor], Tensor] = as_latents
     show: Callable[[Tensor, Tensor], Tensor] | None = None
+    bonus: Bonus | None = None
+    select: Callable[[Candidates], Tensor] = by_score
     latent_size: int | None = None
 
 
@@ -59,7 +68,8 @@ class ModelAttack(Attack):
 
     Args:
         candidates: searches per person.
-        keep: images returned per person, best target margin first.
+        keep: images returned per person, first guess first: by the target's margin, unless the
+            attack ranks by something else.
         batch: images shown to the target together, rounded up to a multiple of 16.
         samples: passes through the target averaged per query; above 1, the attack averages out
             the noise of defenses such as MID.
@@ -95,6 +105,11 @@ class ModelAttack(Attack):
         return BATCH_MULTIPLE
 
     @property
+    def steerable(self) -> bool:
+        """Whether a search of the recipe takes a further loss."""
+        return False
+
+    @property
     def start_draws(self) -> int:
         """Random draws from which the starts of all people are chosen."""
         return 0
@@ -110,8 +125,8 @@ class ModelAttack(Attack):
         """What one search does, in words, and how many images it shows to the target at most."""
 
     @abstractmethod
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
-        """Bind the attack to a view and a prior."""
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        """Bind the attack to a view and to assets."""
 
     @property
     def kept(self) -> int:
@@ -168,11 +183,14 @@ class ModelAttack(Attack):
                 f"target and prior must be on one device, got {devices[0]} and {devices[1]}: "
                 "move one with .to()"
             )
+        began, view = time.perf_counter(), view.averaged(self.samples)
+        # Bound before layers are folded, because copies of folded networks would share them.
+        recipe = self.recipe(view, assets, seed=seed)
         with (
             channels_last(*any_layout(view, prior)),
             folded(*unchanged_when_folded(view, prior)),
         ):
-            return _run(self, view.averaged(self.samples), prior, people, seed=seed, work=work)
+            return _run(self, recipe, view, prior, people, began=began, work=work)
 
 
 @parameters
@@ -209,10 +227,16 @@ def _misfits(view: ModelView, prior: Prior) -> list[str]:
 
 
 def _run(
-    attack: ModelAttack, view: ModelView, prior: Prior, people: Tensor, *, seed: int, work: Work
+    attack: ModelAttack,
+    recipe: Recipe,
+    view: ModelView,
+    prior: Prior,
+    people: Tensor,
+    *,
+    began: float,
+    work: Work,
 ) -> Reconstructions:
-    began, before = time.perf_counter(), view.queries
-    recipe = attack.recipe(view, prior, seed=seed)
+    before = view.queries
     # All starts at once: their queries are then counted once, however often a run is resumed.
     starts = recipe.start(people)
     queries, seconds = view.queries - before, time.perf_counter() - began
@@ -274,37 +298,42 @@ def _shard(
         result = recipe.search(state, y, draw)
         latents = recipe.read(result.state, y, draw)
         images, score, confidence = _read_out(
-            view, recipe.show or prior.images, latents, y, len(padded_rows(attack.batch))
+            view, recipe, prior, latents, y, len(padded_rows(attack.batch))
         )
-        score = score if result.score is None else result.score[:, None].expand_as(score)
-        finished = result.finished[:, None] & score.isfinite() & confidence.isfinite()
+        if result.score is not None:
+            score = _per_read(result.score, score)
+        finished = _per_read(result.finished, score) & score.isfinite() & confidence.isfinite()
         score = torch.where(finished, score, -torch.inf)  # unfinished searches rank last
-        steps = result.steps[:, None].expand_as(score)
+        steps = _per_read(result.steps, score)
         latents = latents[..., : recipe.latent_size]
         parts.append((score, latents, images, confidence, steps, finished))
     columns = [
         torch.cat(column).unflatten(0, (people, rows)).flatten(1, 2)
         for column in zip(*parts, strict=True)
     ]
-    numbers = torch.arange(columns[0].shape[1], device=start.device).expand(people, -1)
-    latents, images, confidence, steps, finished, numbers = best(
-        columns[0], attack.keep, *columns[1:], numbers
-    )
+    score, latents, images, confidence, steps, finished = columns
+    order = recipe.select(Candidates(images, labels.to(start.device), score))[:, : attack.keep]
     kept = {
         "images": images,
         "latents": latents,
         "confidence": confidence,
-        "draws": numbers,
         "steps": steps,
         "broken": ~finished,
-        "partial": ~finished.any(1),
     }
+    kept = {name: in_order(order, column) for name, column in kept.items()}
+    kept |= {"draws": order, "partial": kept["broken"].all(1)}
     return {"labels": labels, **{name: column.cpu() for name, column in kept.items()}}
+
+
+def _per_read(column: Tensor, like: Tensor) -> Tensor:
+    """Return a value of each row (N,) or read image (N, D) for each read image."""
+    return column if column.ndim == 2 else column[:, None].expand_as(like)
 
 
 def _read_out(
     view: ModelView,
-    show: Callable[[Tensor, Tensor], Tensor],
+    recipe: Recipe,
+    prior: Prior,
     latents: Tensor,
     labels: Tensor,
     batch: int,
@@ -313,8 +342,11 @@ def _read_out(
 
     def look(z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            images = show(z, y)
-            return images, *_score(view, images, y)
+            images = (recipe.show or prior.images)(z, y)
+            score, confidence = _score(view, images, y)
+            if recipe.bonus:
+                score = score + recipe.bonus(images).gather(1, y[:, None])[:, 0]
+            return images, score, confidence
 
     each = labels.repeat_interleave(latents.shape[1])
     parts = [

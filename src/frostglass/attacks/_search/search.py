@@ -29,7 +29,7 @@ class SearchResult:
 
     `state` (N, ...) is where each row ended after `steps` (N,) steps. `finished` (N,) is False for
     a row whose loss was not finite or that had no start. `score` (N,) ranks candidates; None ranks
-    them by the target's margin.
+    them by the target's margin. If D images are read from a row, all three may be (N, D).
     """
 
     state: Tensor
@@ -78,8 +78,9 @@ def descend(
 ) -> SearchResult:
     """Minimise `objective(state, labels, rng)`, the loss and the confidence of independent rows.
 
-    Converged rows leave the batch. Rows with a non-finite loss do too, with their state at the last
-    check. Batches are padded to a multiple of `batch_multiple`; padding is not counted as queries.
+    `labels` (N,) are whatever the objective has to know of each row. Converged rows leave
+    the batch. Rows with a non-finite loss do too, with their state at the last check. Batches are
+    padded to a multiple of `batch_multiple`; padding is not counted as queries.
     """
     result = SearchResult(
         start.clone(), torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool)

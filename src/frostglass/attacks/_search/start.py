@@ -1,13 +1,17 @@
 """Initial latents, drawn by derived seeds: no draw depends on batches, shards or restarts."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from frostglass.core.objective import class_margins
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import generator_for
 
+Bonus = Callable[[Tensor], Tensor]  # from images (N, ...) to a score for each class, (N, K)
 POOL_CHUNK = 256  # fixed, because rounding may depend on the batch size
 
 
@@ -32,17 +36,23 @@ def pool_latents(prior: Prior, size: int, *, seed: int) -> Tensor:
 
 
 class Pool:
-    """Latents drawn and scored once for all classes, from which each person's starts are chosen."""
+    """Latents drawn and scored once for all classes, from which each person's starts are chosen.
 
-    def __init__(self, view: ModelView, prior: Prior, size: int, *, seed: int):
+    `bonus(images)` (N, K), if given, is added to the target's margin of every class.
+    """
+
+    def __init__(
+        self, view: ModelView, prior: Prior, size: int, *, seed: int, bonus: Bonus | None = None
+    ):
         self.latents = pool_latents(prior, size, seed=seed)
+        margins = []
         with torch.no_grad():
-            # The logit margin ranks as the probability does, without its rounding to 0 and 1.
-            parts = self.latents.split(POOL_CHUNK)
-            logits = torch.cat([view.logits(prior.images(part)) for part in parts]).cpu()
-        top = logits.topk(2, dim=1)
-        is_top = top.indices[:, :1] == torch.arange(logits.shape[1])
-        self.margins = logits - torch.where(is_top, top.values[:, 1:], top.values[:, :1])
+            for part in self.latents.split(POOL_CHUNK):
+                images = prior.images(part)
+                # The logit margin ranks as the probability does, without its rounding to 0 and 1.
+                margin = class_margins(view.logits(images))
+                margins.append((margin + bonus(images) if bonus else margin).cpu())
+        self.margins = torch.cat(margins)
 
     def best(self, labels: Tensor, candidates: int) -> Tensor:
         """Return for each label the latents with the largest margin, (I, K, latent)."""

@@ -1,5 +1,6 @@
 """The style space of a StyleGAN, between its mapping network and its synthesis."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,8 @@ from frostglass.attacks._search.augmented import AugmentedDescent
 from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
-from frostglass.attacks._search.start import POOL_CHUNK, pool_latents
+from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_latents
+from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -143,9 +145,15 @@ def pool_styles(space: StyleSpace, count: int, *, seed: int) -> Tensor:
 
 
 def style_scores(
-    view: ModelView, space: StyleSpace, styles: Tensor, labels: Tensor, *, mirrored: bool = False
+    view: ModelView,
+    space: StyleSpace,
+    styles: Tensor,
+    labels: Tensor,
+    *,
+    mirrored: bool = False,
+    bonus: Bonus | None = None,
 ) -> Tensor:
-    """Return the target's probabilities (P, I) of `labels` for truncated images of styles.
+    """Return the `class_scores` (P, I) of `labels` for truncated images of styles.
 
     With `mirrored`, each is the mean over the image and its mirror image.
     """
@@ -155,7 +163,7 @@ def style_scores(
             images = space.images(part, truncate=True).clamp(0, 1)
             shown = [images, images.flip(3)] if mirrored else [images]
             columns = labels.to(images.device)
-            each = [probabilities(view, image)[:, columns] for image in shown]
+            each = [class_scores(view, image, bonus)[:, columns] for image in shown]
             scores.append(torch.stack(each).mean(0).cpu())
     return torch.cat(scores)
 
@@ -165,8 +173,15 @@ def best_styles(styles: Tensor, scores: Tensor, count: int) -> Tensor:
 
     Labels are the columns of `scores`. NaN scores rank last. One style may serve several labels.
     """
-    chosen = scores.nan_to_num(nan=-1.0).topk(count, dim=0).indices.T
+    chosen = scores.nan_to_num(nan=-math.inf).topk(count, dim=0).indices.T
     return styles[chosen.to(styles.device)]
+
+
+def class_scores(view: ModelView, images: Tensor, bonus: Bonus | None) -> Tensor:
+    """Return the target's probabilities (N, K), or its margins and the bonus, if there is one."""
+    if bonus is None:
+        return probabilities(view, images)
+    return (class_margins(view.logits(images)) + bonus(images)).double()
 
 
 def probabilities(view: ModelView, images: Tensor) -> Tensor:

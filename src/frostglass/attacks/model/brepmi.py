@@ -11,6 +11,7 @@ from frostglass.attacks._search.fields import AtLeastOne, Positive
 from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks.base import attacks
+from frostglass.core.assets import Assets
 from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -121,7 +122,9 @@ class Brepmi(QueryAttack):
         """Return the largest distance of two points in the box."""
         return 2 * self.box * math.sqrt(prior.latent)
 
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        prior = assets.require_prior()
+
         def start(labels: Tensor) -> Tensor:
             return self._starts(view, prior, labels, seed=seed)
 

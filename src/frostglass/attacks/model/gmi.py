@@ -1,15 +1,17 @@
 """GMI: generative model inversion."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.descent import Descent, brief_pool
+from frostglass.attacks._search.augmented import SUBTRACT, AugmentedDescent
+from frostglass.attacks._search.descent import ADAPTIVE, brief_pool
 from frostglass.attacks._search.fields import Count
 from frostglass.attacks._search.search import OptimizerName
 from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import attacks
+from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -17,7 +19,7 @@ from frostglass.core.views import ModelView
 
 @attacks.register
 @parameters
-class Gmi(Descent):
+class Gmi(AugmentedDescent):
     """Generative model inversion: gradient descent in a GAN's latents on class and critic loss.
 
     L(z) = (λ · loss(T(G(z)), y) - w · D(G(z))) / B; v ← μv - ηg, z ← z - μv_old + (1 + μ)v, then z
@@ -27,9 +29,10 @@ class Gmi(Descent):
     Differs: the published losses are means over a batch, so the step of one latent depends on how
         many share its batch; here the batch size is the constant `coupling` and latents are
         independent. The published code keeps the seed with the best target logit (`keep = 1`; here
-        the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"` and
-        the losses other than "ce" are additions from later attacks; the defaults are the published
-        form. MIBench has plain momentum, no clamp, and the same starts for all people.
+        the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"`,
+        students and the losses other than "ce" are additions from later attacks; the defaults are
+        the published form. MIBench has plain momentum, no clamp, and the same starts for all
+        people.
 
     Args:
         coupling: 60 in the KED and BiDO code, 100 in GMI's.
@@ -40,6 +43,7 @@ class Gmi(Descent):
     """
 
     title = "GMI"
+    variants: ClassVar[Variants] = {**ADAPTIVE, **SUBTRACT}
 
     optimizer: OptimizerName = "nesterov"
     clamp: Annotated[float, Field(ge=0)] = 1.0
@@ -61,7 +65,8 @@ class Gmi(Descent):
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.pool:
-            return Pool(view, prior, self.pool, seed=seed).best(labels, self.candidates)
+            pool = Pool(view, prior, self.pool, seed=seed, bonus=self.bonus(prior))
+            return pool.best(labels, self.candidates)
         return super().centres(view, prior, labels, seed=seed)
 
     def project(self, state: Tensor, start: Tensor) -> Tensor:

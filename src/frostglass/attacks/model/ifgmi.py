@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA
+from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.ball import project_l1
 from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -17,6 +17,7 @@ from frostglass.attacks._search.runner import Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult, descend
 from frostglass.attacks.base import attacks
 from frostglass.attacks.model.ppa import Ppa
+from frostglass.core.assets import Assets
 from frostglass.core.method import Variants
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -132,7 +133,7 @@ class Ifgmi(Ppa):
     """
 
     title = "IF-GMI"
-    variants: ClassVar[Variants] = {**LOMMA, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**LOMMA, **SUBTRACT, **ADAPTIVE}
 
     candidates: AtLeastOne = 50
     trials: Count = 0
@@ -155,6 +156,10 @@ class Ifgmi(Ppa):
                 'stage "confident" compares images by trials: set trials to 1 or more, 100 as in '
                 "PPA"
             )
+
+    @property
+    def steerable(self) -> bool:
+        return False  # its stages have searches of their own
 
     @property
     def search_effort(self) -> tuple[str, int]:
@@ -185,7 +190,8 @@ class Ifgmi(Ppa):
             )
         return problems
 
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        prior = assets.require_prior()
         network = prior.generator
         assert isinstance(network, StyleImages)  # as `prior_problems` checks
         style = network.settings.w_dim
@@ -196,8 +202,8 @@ class Ifgmi(Ppa):
         def show(latents: Tensor, labels: Tensor) -> Tensor:
             return latents[:, style:].unflatten(1, prior.image_shape).contiguous()
 
-        start = super().recipe(view, prior, seed=seed).start
-        return Recipe(start, search, show=show, latent_size=style)
+        plain = super().recipe(view, assets, seed=seed)
+        return Recipe(plain.start, search, show=show, bonus=plain.bonus, latent_size=style)
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,7 @@ class _Stages:
 
     def _robustness(self, images: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
         rng = RowRng.of(self.seed, "rank", labels, draws)
-        return self.attack.robustness(self.view, images, labels, rng)
+        return self.attack.robustness(self.view, self.prior, images, labels, rng)
 
 
 def _padded(view: ModelView, make: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

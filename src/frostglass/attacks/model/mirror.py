@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA
+from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.box import Box
 from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.families import BoundedPoint, Family
@@ -68,7 +68,7 @@ class Mirror(StyleDescent):
     """
 
     title = "MIRROR"
-    variants: ClassVar[Variants] = {**LOMMA, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**LOMMA, **SUBTRACT, **ADAPTIVE}
 
     weight: Weight = 10.0
     lr: Annotated[float, Field(gt=0)] = 0.25
@@ -91,7 +91,8 @@ class Mirror(StyleDescent):
         space = self.space(prior)
         styles = pool_styles(space, self.pool, seed=seed)
         box = Box.around(space, styles, self.box)
-        starts = best_styles(styles, style_scores(view, space, styles, labels), self.candidates)
+        scores = style_scores(view, space, styles, labels, bonus=self.bonus(prior))
+        starts = best_styles(styles, scores, self.candidates)
         return torch.stack([starts, box.low.expand_as(starts), box.high.expand_as(starts)], dim=2)
 
     def project(self, state: Tensor, start: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.styled import StyleSpace, pool_styles, style_scores
 from frostglass.attacks.base import attacks
+from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
-from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 from frostglass.runtime.batching import padded_rows
 from frostglass.runtime.seeding import generator_for
@@ -120,7 +120,8 @@ class MirrorGenetic(QueryAttack):
             "pool": brief_pool(self.pool, population),
         }
 
-    def recipe(self, view: ModelView, prior: Prior, *, seed: int) -> Recipe:
+    def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
+        prior = assets.require_prior()
         space = StyleSpace(prior, self.truncation, self.cutoff)
         pool = pool_styles(space, self.pool, seed=seed)
         box = Box.around(space, pool, self.box)

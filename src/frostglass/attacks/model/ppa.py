@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA
+from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.descent import ADAPTIVE, Beta
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -15,8 +15,8 @@ from frostglass.attacks._search.runner import run_padded
 from frostglass.attacks._search.styled import (
     StyleDescent,
     best_styles,
+    class_scores,
     pool_styles,
-    probabilities,
     style_scores,
 )
 from frostglass.attacks.base import attacks
@@ -80,6 +80,7 @@ class Ppa(StyleDescent):
         ),
         "w+": ("a style for each layer of a StyleGAN2", {"w_plus": True}),
         **LOMMA,
+        **SUBTRACT,
         **ADAPTIVE,
     }
 
@@ -143,7 +144,7 @@ class Ppa(StyleDescent):
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         space = self.space(prior)
         styles = pool_styles(space, self.pool, seed=seed)
-        scores = style_scores(view, space, styles, labels, mirrored=True)
+        scores = style_scores(view, space, styles, labels, mirrored=True, bonus=self.bonus(prior))
         chosen = best_styles(styles, scores, self.candidates)
         return space.per_layer(chosen).flatten(2) if self.w_plus else space.truncated(chosen)
 
@@ -170,14 +171,20 @@ class Ppa(StyleDescent):
 
         with torch.no_grad():
             (images,) = run_padded(view, show, state, labels)
-        return self.robustness(view, images, labels, rng)
+        return self.robustness(view, prior, images, labels, rng)
 
-    def robustness(self, view: ModelView, images: Tensor, labels: Tensor, rng: RowRng) -> Tensor:
-        """Return the target's mean probability of the labels over the trials, (N,)."""
+    def robustness(
+        self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng
+    ) -> Tensor:
+        """Return the target's mean probability of the labels over the trials, (N,).
+
+        With `subtract`, the mean of its margin and the bonus.
+        """
+        bonus = self.bonus(prior)
 
         def look(images: Tensor, draws: Tensor) -> tuple[Tensor]:
             crop = cropped(images, draws, area=self.trial_area, ratio=self.trial_ratio, mirror=0.5)
-            return (probabilities(view, crop),)
+            return (class_scores(view, crop, bonus),)
 
         total = torch.zeros(len(images), dtype=torch.double, device=images.device)
         with torch.no_grad():

@@ -80,6 +80,7 @@ class Decoys(Defense):
 
     title = "Decoys"
     disabled: ClassVar = {"people": 0}
+    adaptive: ClassVar = ("subtract", "modes", "repel", "unlearn")
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:

@@ -1,0 +1,156 @@
+"""Unlearn: attacks copies of the target that were taught to forget the people found so far."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from frostglass.attacks._search.chained import ChainedAttack, Round
+from frostglass.attacks._search.fields import AtLeastOne, Positive, Weight
+from frostglass.attacks._search.runner import Recipe
+from frostglass.attacks._search.search import SearchResult
+from frostglass.attacks.base import attacks
+from frostglass.core.assets import Assets
+from frostglass.core.errors import RunError
+from frostglass.core.method import AuditSize, Budget
+from frostglass.core.objective import margin
+from frostglass.core.parameters import parameters
+from frostglass.core.views import ModelView
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.seeding import generator_for
+
+
+@dataclass
+class _Copy:
+    """A copy of the target, the attack bound to it, and the answers that it must keep."""
+
+    view: ModelView
+    recipe: Recipe
+    images: Tensor
+    weights: dict[str, Tensor] = field(init=False)
+    scores: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        state = self.view.module.state_dict()
+        self.weights = {name: tensor.clone() for name, tensor in state.items()}
+
+
+@attacks.register
+@parameters
+class Unlearn(ChainedAttack):
+    """Lists the people a class accepts: unlearns those found so far in a copy, and searches again.
+
+    Searches as `base` does, in rounds. From the second round on, a copy of the target is first
+    trained for `tuning` steps of Adam on mean of max(0, gap - m(f)) + w · mean of KL(p_T(x) ‖
+    p_copy(x)), m(f) = max_{j≠y} l_j - l_y, where f are the images that earlier rounds of the chain
+    found and x are reference images; then the base searches with the copy. All images are ranked
+    by the margin of the target itself, which is never changed.
+
+    The copy is trained for one person and chain at a time, always from the target's weights: what
+    is found for a person does not depend on whom else is attacked. Starts are those of the target.
+
+    Paper: none; our attack on a class that was trained on decoys besides its person.
+
+    Args:
+        tuning: steps of training before each round but the first.
+        tuning_lr: Adam's step size in that training.
+        gap: how far below another class the found images must be, in logits.
+        references: public images whose answers the copy must keep; prior draws if there are none.
+        keep_weight: w, the weight of these answers.
+    """
+
+    title = "Unlearn"
+
+    tuning: AtLeastOne = 30
+    tuning_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    gap: Positive = 5.0
+    references: AtLeastOne = 64
+    keep_weight: Weight = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base_attack.access != ("gradients",):
+            raise ValueError(
+                f"base: copies of the target need its weights, and {self.base['name']} sees "
+                f"{self.base_attack.access[0]} only: use one that follows gradients, such as gmi"
+            )
+
+    @property
+    def start_images(self) -> int:
+        return super().start_images + self.references * self.samples
+
+    def brief_counts(self, candidates: int) -> dict[str, Any]:
+        return super().brief_counts(candidates) | {"tuning": min(2, self.tuning)}
+
+    def budget(self, size: AuditSize) -> Budget:
+        budget = super().budget(size)
+        found = sum(range(1, self.rounds)) * self.searches * self.base_attack.reads
+        shown = (self.rounds - 1) * self.references + found  # in one step of all rounds
+        trained = size.people * self.candidates * self.tuning * shown
+        return Budget(budget.description, budget.evaluations, budget.trained + trained)
+
+    def prepare(self, view: ModelView, assets: Assets, *, seed: int) -> _Copy:
+        copy = view.copied()
+        recipe = self.base_attack.recipe(copy, assets, seed=seed)
+        return _Copy(copy, recipe, self._references(assets, seed))
+
+    def _references(self, assets: Assets, seed: int) -> Tensor:
+        """Return images (references, C, H, W), the same for all people."""
+        rng, prior = generator_for(seed, "unlearn"), assets.require_prior()
+        device = device_of(prior.generator)
+        if assets.public is not None:
+            index = torch.randint(len(assets.public), (self.references,), generator=rng)
+            return assets.public.floats(index).to(device)
+        latents = torch.randn(self.references, prior.latent, generator=rng).to(device)
+        labels = torch.zeros(self.references, dtype=torch.long, device=device)
+        with torch.no_grad():
+            return prior.images(latents, labels)
+
+    def begin(self, view: ModelView, given: Any) -> None:
+        copy: _Copy = given
+        copy.scores = view.scores(copy.images)
+
+    def search_round(self, recipe: Recipe, given: Any, each: Round) -> SearchResult:
+        copy: _Copy = given
+        if each.found is None:
+            return replace(recipe.search(each.state, each.labels, each.draws), score=None)
+        results = []
+        parts = zip(
+            *(column.split(each.searches) for column in (each.state, each.labels, each.draws)),
+            each.found,
+            strict=True,
+        )
+        for state, labels, draws, found in parts:
+            self._forget(copy, found, labels[:1])
+            with frozen(copy.view.module):
+                results.append(copy.recipe.search(state, labels, draws))
+        return SearchResult(  # without scores, which would be those of different copies
+            torch.cat([result.state for result in results]),
+            torch.cat([result.steps for result in results]),
+            torch.cat([result.finished for result in results]),
+        )
+
+    def _forget(self, copy: _Copy, found: Tensor, label: Tensor) -> None:
+        """Train the copy, from the target's weights, so that it calls nothing found `label`."""
+        assert copy.scores is not None  # as `begin` sets them
+        module, view, queries = copy.view.module, copy.view, copy.view.queries
+        module.load_state_dict(copy.weights)
+        module.requires_grad_(True)
+        optimizer = torch.optim.Adam(module.parameters(), lr=self.tuning_lr)
+        labels = label.expand(len(found))
+        for _ in range(self.tuning):
+            forgotten = F.relu(self.gap - margin(view.logits(found), labels)).mean()
+            answers = view.logits(copy.images).log_softmax(1)
+            kept = F.kl_div(answers, copy.scores, reduction="batchmean")
+            loss = forgotten + self.keep_weight * kept
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        module.requires_grad_(False)
+        view.queries = queries  # the copy was asked, not the target
+        if not all(tensor.isfinite().all() for tensor in module.state_dict().values()):
+            raise RunError("unlearn: the copy's weights are not finite: lower attack.tuning_lr")
