@@ -1,7 +1,4 @@
-"""What an attack may be told of the private people: a degraded image, or one attribute, of each."""
-
-import torch
-from torch import Tensor
+"""What an attack may be told of the private people: one attribute of each."""
 
 from frostglass.core.types import Images
 from frostglass.training.settings import attributes_in
@@ -12,9 +9,3 @@ def attribute_of_people(images: Images, name: str) -> tuple[bool, ...]:
     marks = attributes_in(images, (name,))[:, 0]
     people = range(len(images.names))
     return tuple(bool(marks[images.labels == label].mean() > 0.5) for label in people)
-
-
-def first_images(images: Images) -> Tensor:
-    """Return the first image of each class, (K, C, H, W)."""
-    first = [(images.labels == label).nonzero()[0, 0] for label in range(len(images.names))]
-    return images.floats(torch.stack(first))
