@@ -1,5 +1,6 @@
 """The commands `demo`, `run` and `check`: check, call the library, print."""
 
+import gc
 import json
 import os
 import re
@@ -74,7 +75,14 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
     """Report every problem of a config, or estimate its time and memory."""
     prepare(None)
-    costs = estimate(checked(experiments(settings), store), Store(store))
+    # Collections would search the many objects of imported packages again and again.
+    gc.freeze()
+    try:
+        chosen = checked(experiments(settings), store)
+        gc.freeze()  # these checks imported more of torch
+        costs = estimate(chosen, Store(store))
+    finally:
+        gc.unfreeze()
     if as_json:
         print(json.dumps(costs))
     else:
