@@ -237,6 +237,22 @@ def test_an_attack_without_gradients_leaves_the_variants_to_mirror():
     assert not any("prior" in case for case in cases)
 
 
+def test_whoever_knows_decoys_subtracts_students_and_lists_people():
+    exp = experiment(attack={"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50})
+    cases = {case["case"]: case for case in final_cases(exp, ["decoys"])}
+    assert list(cases) == [
+        "GMI", "MIRROR", "GMI, subtract", "Modes of GMI", "Repel of GMI", "Unlearn of GMI",
+    ]  # fmt: skip
+    prior = cases["GMI, subtract"]["prior"]
+    assert prior["name"] == "students"
+    assert prior["base"]["name"] == exp.prior.name
+    assert prior["draws"] > 0
+    modes = cases["Modes of GMI"]["attack"]
+    assert modes["keep"] == 4
+    assert modes["base"]["steps"] == 30
+    assert "candidates" not in modes["base"]
+
+
 @pytest.mark.parametrize(
     "tables",
     [[], [{"attack": {"name": "gmi"}}], [{"case": "GMI"}], [{"case": "x", "attack": {}, "y": 1}]],

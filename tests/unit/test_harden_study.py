@@ -7,8 +7,8 @@ import warnings
 import optuna
 import pytest
 
-from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks.base import attacks
+from frostglass.attacks.model.mirror import Mirror
 from frostglass.core.errors import ConfigError, StoreError
 from frostglass.defenses.base import defenses
 from frostglass.defenses.strengths import Choice
@@ -228,4 +228,4 @@ def test_a_defense_takes_the_ends_of_its_ranges(name, end):
 
 @pytest.mark.parametrize("name", defenses.names())
 def test_adaptive_attacks_exist(name):
-    assert set(defenses.get(name).adaptive) <= {*ADAPTIVE, *attacks.names()}
+    assert set(defenses.get(name).adaptive) <= {*Mirror.variants, *attacks.names()}

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from frostglass.attacks._search.augmented import AugmentedDescent
 from frostglass.attacks._search.descent import Descent
+from frostglass.attacks._search.wrapped import OWN, WrappedAttack
 from frostglass.attacks.base import Attack, attacks
 from frostglass.attacks.model.mirror import Mirror
 from frostglass.auditing.experiment import Experiment
@@ -14,6 +16,8 @@ from frostglass.defenses.base import defenses
 from frostglass.priors.pretrained import Pretrained
 
 POOL_PER_STEP = 20  # draws that MIRROR starts from for each of its steps, as in the demo's attack
+STUDENT_DRAWS = 4000  # images of the prior that a student learns from
+GUESSES = 5  # of attacks that list several people
 STYLES = {"faces32": "styles32"}  # embedded priors, and the StyleGAN2 of the same people
 
 Case = dict[str, Any]
@@ -23,7 +27,8 @@ def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     """Return the cases of a grid for models with these defenses: attacks, perhaps with a prior.
 
     An adaptive attack is a variant of the config's attack, or of MIRROR where the config's has no
-    such variant, or an attack of its own.
+    such variant, or an attack of its own, which takes that attack as its base if it wraps one.
+    Whoever subtracts students has some that imitate the target.
     """
     mirror = _mirror(exp)
     base, prior = (exp.attack, {}) if isinstance(exp.attack, Descent) else (mirror, _styles(exp))
@@ -32,8 +37,13 @@ def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
         cases.append(_case(mirror.display_title, mirror, _styles(exp)))
     for name in dict.fromkeys(each for one in names for each in defenses.get(one).adaptive):
         if name in base.variants:
-            changed = {**asdict(base), **base.variants[name][1]}
-            cases.append(_case(f"{base.display_title}, {name}", type(base)(**changed), prior))
+            changed = type(base)(**{**asdict(base), **base.variants[name][1]})
+            imitated = isinstance(changed, AugmentedDescent) and changed.subtract
+            own = _students(exp, prior) if imitated else prior
+            cases.append(_case(f"{base.display_title}, {name}", changed, own))
+        elif issubclass(attacks.get(name), WrappedAttack):
+            wrapped = attacks.get(name)(base=_searching(base), keep=min(GUESSES, base.candidates))
+            cases.append(_case(wrapped.display_title, wrapped, prior))
         else:
             attack = _resized(attacks.get(name)(), exp.attack)
             cases.append(_case(attack.display_title, attack, {}))
@@ -69,6 +79,20 @@ def _resized(attack: Attack, like: Attack) -> Attack:
         keep = min(like.keep, like.candidates)
         return replace(attack, candidates=like.candidates, keep=keep, batch=like.batch)
     return attack
+
+
+def _searching(base: Attack) -> dict[str, Any]:
+    """Return an attack as the base of another, which has its own number of candidates."""
+    return {key: value for key, value in described(base).items() if key not in OWN}
+
+
+def _students(exp: Experiment, prior: Case) -> Case:
+    """Return a prior with a student of the target's architecture, beside the attack's own prior."""
+    if exp.prior is None or exp.prior.tied:
+        return prior
+    student = {"model": exp.target.model, "options": exp.target.options}
+    table = {"name": "students", "students": [student], "draws": STUDENT_DRAWS, "statistics": 0}
+    return {"prior": {**table, "base": prior.get("prior") or described(exp.prior)}}
 
 
 def _styles(exp: Experiment) -> Case:
