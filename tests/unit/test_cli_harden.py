@@ -58,6 +58,7 @@ def harden(*options, accuracy=0.01):
     return frostglass("harden", "tiny.toml", "--accuracy", accuracy, *options)
 
 
+@pytest.mark.slow
 def test_a_whole_hardening_and_its_repetition(world, monkeypatch):
     believe(monkeypatch)
     result = harden(*OPTIONS)
@@ -114,7 +115,7 @@ def check_files(out):
     ("options", "message"),
     [
         (["--defenses", "calr"], "defenses: no defense named 'calr'; did you mean 'calor'?"),
-        (["--defenses", "dpsgd"], "defenses: dpsgd has no strength to tune on a model; known"),
+        (["--defenses", "dpsgd"], "defenses: dpsgd has no strength to tune on this model and data"),
         (["--defenses", ","], "--defenses: expected names with commas, such as calor,bido"),
         (["--budget", "soon"], "budget: expected a time or a number of trials, such as 2h"),
         (["--attacks", "tiny.toml"], "--attacks tiny.toml: expected [[case]] tables and nothing"),

@@ -54,7 +54,7 @@ def test_a_run_that_proves_nothing_is_written_and_fails(toy):
 def test_without_a_terminal_progress_is_a_line_per_start_and_end_of_a_step(toy):
     starts = [line for line in toy.result.progress if line.endswith(": started")]
     ends = [line for line in toy.result.progress if ": done after " in line]
-    assert len(starts) == len(ends) == 11
+    assert len(starts) == len(ends) == 12
     assert len(starts) + len(ends) == len(toy.result.progress)
     assert [line.split(":")[0] for line in starts] == [line.split(":")[0] for line in ends]
     assert {line.split()[0] for line in starts} == {

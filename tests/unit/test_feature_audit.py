@@ -13,7 +13,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from frostglass.attacks.base import prior_only
-from frostglass.auditing import pipeline, steps
+from frostglass.auditing import steps
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.pipeline import audit as run_audit
 from frostglass.auditing.products import Device, Released
@@ -323,7 +323,8 @@ def test_attributes_that_never_vary_are_found_before_anything_is_computed(tmp_pa
 
 def test_victims_who_are_all_alike_are_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        pipeline, "attributes_in", lambda images, names: torch.ones(len(images), len(names))
+        "frostglass.auditing.victims.attributes_in",
+        lambda images, names: torch.ones(len(images), len(names)),
     )
     with pytest.raises(DataError, match=r"17 attributes .*6 images"):
         run_audit(Experiment.parse(TOY), Store(tmp_path))

@@ -73,7 +73,7 @@ def test_steps_are_shared_between_experiments(finished):
     # Two targets and two evaluators; scores of two attacks and, for each target, of one baseline.
     assert made == {
         "split": 1, "target": 4, "verifier": 2, "prior": 1, "attack": 2, "prior_only": 1,
-        "scores": 4,
+        "scores": 4, "agreement": 2,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from frostglass.defenses.training.adv_learn import AdvLearn
     from frostglass.defenses.training.bido import Bido
     from frostglass.defenses.training.calor import Calor
+    from frostglass.defenses.training.decoys import Decoys
     from frostglass.defenses.training.disco import Disco
     from frostglass.defenses.training.dpsgd import Dpsgd
     from frostglass.defenses.training.label_smoothing import LabelSmoothing
