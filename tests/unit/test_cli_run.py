@@ -58,7 +58,7 @@ def test_without_a_terminal_progress_is_a_line_per_start_and_end_of_a_step(toy):
     assert len(starts) + len(ends) == len(toy.result.progress)
     assert [line.split(":")[0] for line in starts] == [line.split(":")[0] for line in ends]
     assert {line.split()[0] for line in starts} == {
-        "split", "target", "verifier", "prior", "attack", "prior_only", "scores"
+        "split", "target", "verifier", "prior", "attack", "prior_only", "scores", "agreement"
     }  # fmt: skip
 
 
