@@ -173,7 +173,7 @@ def harden(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of the final table.")] = 3,
     attacks: Annotated[
         Path | None,
-        typer.Option("--attacks", help="A TOML file with [[case]] tables: the final attacks."),
+        typer.Option("--attacks", help="A TOML file of tables named case: the final attacks."),
     ] = None,
     settings: SetOption = None,
     store: StoreOption = STORE,
