@@ -135,7 +135,7 @@ class Defense(Method):
     """Base of all defenses: parameters are fields, hooks are methods that do nothing by default.
 
     `disabled` holds the parameters at which the defense does nothing. `adaptive` names the attacks
-    of somebody who knows the defense: variants of attacks by gradients, or registered attacks.
+    that know the defense: variants of attacks by gradients, or registered attacks.
     Hooks run in this order: `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`,
     `opponent`; in each epoch `modes` and `batches`; in each step `losses`; at the end `facts` and
     `measurements`. A defense with `releases` acts on the features of a trained network when they

@@ -28,7 +28,7 @@ def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
 
     An adaptive attack is a variant of the config's attack, or of MIRROR where the config's has no
     such variant, or an attack of its own, which takes that attack as its base if it wraps one.
-    Whoever subtracts students has some that imitate the target.
+    An attack that subtracts students gets some that imitate the target.
     """
     mirror = _mirror(exp)
     base, prior = (exp.attack, {}) if isinstance(exp.attack, Descent) else (mirror, _styles(exp))

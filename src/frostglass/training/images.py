@@ -56,7 +56,7 @@ class TrainingImages:
     def of_epoch(self, rng: torch.Generator) -> Tensor:
         """Return the images of an epoch: all, or equally many of each person.
 
-        A person's images are shuffled and taken in turn; whoever has too few repeats some.
+        A person's images are shuffled and taken in turn; a person with too few repeats some.
         """
         if self.people is None:
             return torch.arange(len(self.images))

@@ -34,9 +34,9 @@ from frostglass.runtime.seeding import generator_for
 class Decoys(Defense):
     """Hide each person in a crowd: a class is also trained on m strangers, its decoys.
 
-    Whoever inverts class y finds one of m + 1 people and cannot tell which is the private one:
-    k-anonymity for classes, with k = m + 1. In an epoch every person is shown equally often, with
-    equally many different images where the decoys have as many as private people; then private
+    An attacker who inverts class y finds one of m + 1 people and cannot tell which is the private
+    one: k-anonymity for classes, with k = m + 1. In an epoch every person is shown equally often,
+    with equally many different images where the decoys have as many as private people; then private
     people and decoys are exchangeable, and no attack that sees the network alone guesses the
     private one with a probability above 1 / (m + 1). Decoys must be secret: people who are neither
     in the attacker's public images nor known to the attacker's prior (`split.secret`,
