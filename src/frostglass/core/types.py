@@ -5,7 +5,7 @@ stores them as bytes and converts on access.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -84,6 +84,13 @@ class Images:
         """Return the first image of each class, (K, C, H, W)."""
         first = [(self.labels == label).nonzero()[0, 0] for label in range(len(self.names))]
         return self.floats(torch.stack(first))
+
+    def of_people(self, people: Tensor) -> "Images":
+        """Return the images of some people only, numbered from 0 in the given order."""
+        number = torch.full((len(self.names),), -1).scatter(0, people, torch.arange(len(people)))
+        own = self.at((number[self.labels] >= 0).nonzero().flatten())
+        names = tuple(self.names[who] for who in people.tolist())
+        return replace(own, labels=number[own.labels], names=names)
 
     def joined(self, other: "Images", *, key: str = "") -> "Images":
         """Return these images followed by others of the same people, shape and attributes."""

@@ -1,7 +1,5 @@
 """People whom only the owner of a model has: neither private nor public."""
 
-from dataclasses import replace
-
 import torch
 
 from frostglass.core.errors import ConfigError, DataError
@@ -22,8 +20,8 @@ def withhold(
         return public, own
     check_withheld(people, len(public.names))
     order = torch.randperm(len(public.names), generator=generator_for(seed, "secret people"))
-    withheld = chosen_people(public, order[:people].sort().values)
-    left = chosen_people(public, order[people:].sort().values)
+    withheld = public.of_people(order[:people].sort().values)
+    left = public.of_people(order[people:].sort().values)
     if own is None:
         return left, withheld
     labels = torch.cat([own.labels, withheld.labels + len(own.names)])
@@ -47,11 +45,3 @@ def check_withheld(people: int, named: int) -> None:
             f"split.secret: expected at most {max(0, named - 2)}, so that 2 of the {named} public "
             f"people are left, got {people}: lower it, or add public people"
         )
-
-
-def chosen_people(images: Images, people: torch.Tensor) -> Images:
-    """Return the images of some people only, numbered from 0 in the given order."""
-    number = torch.full((len(images.names),), -1).scatter(0, people, torch.arange(len(people)))
-    own = images.at((number[images.labels] >= 0).nonzero().flatten())
-    names = tuple(images.names[who] for who in people.tolist())
-    return replace(own, labels=number[own.labels], names=names)

@@ -7,7 +7,6 @@ and by content when it is made.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +110,12 @@ def public_people(images: Images, *, seed: int) -> Split:
         counts = torch.bincount(images.labels, minlength=len(images.names))
     check_people(counts.tolist())
     kept = (counts >= MIN_IMAGES).nonzero().flatten()
-    number = torch.full((len(images.names),), -1).scatter(0, kept, torch.arange(len(kept)))
-    own = images.at((number[images.labels] >= 0).nonzero().flatten())
-    names = tuple(images.names[i] for i in kept.tolist())
-    people = replace(own, labels=number[own.labels], names=names)
     return _joined(
-        {**_divide(people, {"test": 0.1, "validation": 0.1}, seed), "public": images}, {}
+        {
+            **_divide(images.of_people(kept), {"test": 0.1, "validation": 0.1}, seed),
+            "public": images,
+        },
+        {},
     )
 
 

@@ -1,6 +1,5 @@
 """Half of the private people of another dataset."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,8 +45,7 @@ class Half(Dataset):
     @property
     def whole(self) -> Dataset:
         """The dataset of all people."""
-        values = {key: value for key, value in self.of.items() if key != "name"}
-        return datasets.get(self.of["name"])(**values)
+        return datasets.build(self.of)
 
     def _chosen(self, people: int) -> range:
         """Return the places of this half's people among so many."""
@@ -66,12 +64,7 @@ class Half(Dataset):
                 f"half of {people} private people cannot be told apart: add people, at least "
                 f"{FEWEST}, or use the whole dataset"
             )
-        chosen = self._chosen(people)
-        number = torch.full((people,), -1)
-        number[list(chosen)] = torch.arange(len(chosen))
-        own = private.at((number[private.labels] >= 0).nonzero().flatten())
-        names = tuple(private.names[place] for place in chosen)
-        return replace(own, labels=number[own.labels], names=names), public
+        return private.of_people(torch.tensor(self._chosen(people))), public
 
     def secret_table(self) -> Images | None:
         return self.whole.secret_table()

@@ -66,10 +66,7 @@ class Candidate:
 
 def built(tables: Sequence[Values]) -> tuple[Defense, ...]:
     """Return defenses from the tables of a config."""
-    return tuple(
-        defenses.get(table["name"])(**{key: value for key, value in table.items() if key != "name"})
-        for table in tables
-    )
+    return tuple(defenses.build(table) for table in tables)
 
 
 def described(tables: Sequence[Values]) -> str:

@@ -61,10 +61,7 @@ def untrained(
 
 def rebuild_network(recipe: Mapping[str, Any]) -> nn.Module:
     """Build the network of a stored target from its recipe, without its weights."""
-    methods = [
-        registry.get(values["name"])(**{k: v for k, v in values.items() if k != "name"})
-        for values in recipe["defenses"]
-    ]
+    methods = [registry.build(table) for table in recipe["defenses"]]
     classes = tuple(map(str, range(recipe["classes"])))
     config = Training(**recipe["training"])
     return untrained(config, classes, recipe["image_shape"], methods, seed=recipe["seed"]).module
