@@ -33,6 +33,7 @@ def run(audits: list[dict[str, Any]], candidates: int = 1, **settings: Any) -> R
                 "label": audit["label"],
                 "seed": audit["seed"],
                 "surface": audit.get("surface", "model"),
+                "utility": {"mean_mcc": audit.get("mcc", 0.8)},
                 "target": {"accuracy": {"test": audit.get("accuracy", 0.9)}},
                 "evaluators": [{"model": "resnet"}, {"model": "faces32"}],
                 "prior_only": {"verified_2": {"by_identity": [0.0] * PEOPLE}},
@@ -49,6 +50,7 @@ def run(audits: list[dict[str, Any]], candidates: int = 1, **settings: Any) -> R
             "strict_1": hits(0, candidates),
             "verified_2": hits(audit["verified"], candidates),
             "strict_2": hits(audit["verified"] // 2, candidates),
+            "similarity": torch.full((PEOPLE, candidates), audit.get("similarity", 0.5)),
         }
         rows.append(AuditRows(tuple(f"person {n}" for n in range(PEOPLE)), columns))
     document = {"name": "trial", "settings": {"name": "trial", **settings}, "audits": documents}
@@ -89,6 +91,25 @@ def test_runs_with_one_seed_each_are_joined_as_a_grid_is():
     accuracy = row.shares["accuracy"]
     limits = (accuracy.value, accuracy.low, accuracy.high)
     assert limits == pytest.approx((0.9, 0.8, 1.0))  # the range over seeds
+
+
+def test_runs_on_features_are_joined_by_their_attacked_images():
+    runs = [
+        run([{"label": "decoder", "seed": seed, "verified": 10, "surface": "features",
+              "mcc": 0.7 + seed / 10, "similarity": 0.4 + seed / 10}],
+            candidates=2, seed=seed)
+        for seed in range(3)
+    ]  # fmt: skip
+    (row,) = seed_rows(runs)
+    assert row.seeds == (0, 1, 2)
+    assert str(row.shares["MCC"]) == "0.80 (0.70 to 0.90)"
+    assert row.shares["similarity"].value == pytest.approx(0.5)
+    assert row.shares["verified"].value == pytest.approx(0.25)  # one of two images of half of them
+    assert "verified, any" not in row.shares
+    table = seed_table(runs, "markdown")
+    assert table.startswith("| audit | MCC | similarity | verified | strict | top-1")
+    assert "attacked images" in table
+    assert next(csv.DictReader(io.StringIO(seed_table(runs, "csv"))))["MCC low"] == "0.7"
 
 
 def test_other_settings_are_other_rows():
@@ -160,9 +181,9 @@ def test_what_cannot_be_one_table_is_refused():
     twice = run([{"label": "audit", "seed": 0, "verified": 3}])
     with pytest.raises(DataError, match="audit 'audit' has seed 0 twice: give each run once"):
         seed_rows([twice, twice])
-    features = run([{"label": "audit", "seed": 0, "verified": 3, "surface": "features"}])
-    with pytest.raises(DataError, match="expected audits of models, got features"):
-        seed_rows([features])
+    features = run([{"label": "released", "seed": 0, "verified": 3, "surface": "features"}])
+    with pytest.raises(DataError, match="expected audits of models, or of features, got both"):
+        seed_table([twice, features], "csv")
     mixed = run(grid("undefended", [3, 4]))
     names = tuple(f"other {n}" for n in range(PEOPLE))
     strangers = AuditRows(names, mixed.rows[1].columns)

@@ -217,12 +217,14 @@ def _among(labels: Sequence[str]) -> str:
 
 def _differences(chosen: Sequence[Experiment]) -> list[str]:
     """Check what the experiments of one run must share, so that one table can hold them."""
-    shared = ["surface", "metrics", "evaluators"]
+    advice = dict.fromkeys(["surface", "metrics", "evaluators"], "use several configs")
     if any(experiment.surface == "features" for experiment in chosen):
-        shared += ["data", "split", "embedder", "judging", "seed"]
+        advice |= dict.fromkeys(["data", "split", "embedder", "judging"], "use several configs")
+        # The attacked images are drawn with the seed, and a run shows one set of them.
+        advice["seed"] = "run once for each with --set seed=1, and join the runs by report --table"
     return [
-        f"grid: {name} must be the same in all experiments of one run: use several configs"
-        for name in shared
+        f"grid: {name} must be the same in all experiments of one run: {fix}"
+        for name, fix in advice.items()
         if len({repr(getattr(experiment, name)) for experiment in chosen}) > 1
     ]
 
