@@ -55,6 +55,7 @@ SMALL = {
     "known": {"base": BASE, "attribute": "bright", "candidates": 3, "keep": 2},
     "kedmi": {"steps": 6, "draws": 3, "keep": 2, "lr": 0.1, "coupling": 1},
     "lomma": {"steps": 6, "candidates": 3, "keep": 2, "lr": 0.02, "weight": 1.0, "coupling": 1},
+    "members": {"base": BASE, "candidates": 3, "keep": 2},
     "mirror": {"steps": 6, "candidates": 3, "keep": 2, "pool": 40},
     "mirror_genetic": {
         "pool": 40,

@@ -68,6 +68,7 @@ CASES = {
     "mirror": {"pool": 256, "steps": 40, "candidates": 3, "keep": 3},
     "mirror_genetic": {"pool": 256, "population": 64, "generations": 30},
     "modes": {"base": BASE, "candidates": 6, "keep": 1},
+    "members": {"base": BASE, "candidates": 3, "keep": 3},
     "known": {"base": BASE, "attribute": "glasses", "candidates": 3, "keep": 1},
     # Their first guess: without decoys there is nobody else to find.
     "repel": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1},

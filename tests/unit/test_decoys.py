@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize
+from frostglass.defenses.training._people_head import PeopleHead
+from frostglass.defenses.training.calor import Calor
 from frostglass.defenses.training.decoys import Decoys
 from frostglass.defenses.training.label_smoothing import smoothed_cross_entropy
 from frostglass.priors._files import save_prior
@@ -28,8 +30,10 @@ def shown(defense, parts=None, seed=0):
 def test_each_class_gets_its_own_secret_people():
     added = Decoys(people=2).added_images(split(), seed=0)
     assert added.labels.bincount().tolist() == [8, 8, 8, 8]  # 2 people with 4 images each
-    assert torch.equal(added.labels, added.people // 2)
-    whose = {tuple(added.pixels[added.people == who].flatten().tolist()) for who in range(8)}
+    assert torch.equal(added.labels, added.people // 3)  # of 3 with the private person
+    numbers = added.people.unique()
+    assert sorted([*numbers.tolist(), *added.private.tolist()]) == list(range(12))
+    whose = {tuple(added.pixels[added.people == who].flatten().tolist()) for who in numbers}
     assert len(whose) == 8
 
 
@@ -49,11 +53,11 @@ def test_every_person_is_shown_equally_often_in_an_epoch():
     assert len(private.unique()) == 4 * 3  # nobody is shown twice who has enough images
 
 
-def test_whoever_has_too_few_images_repeats_them():
+def test_people_with_too_few_images_repeat_them():
     everyone = shown(Decoys(people=1, images=2, per_epoch=5))
     index = everyone.of_epoch(rng())
     decoys = index[everyone.added(index)]
-    assert everyone.people[decoys].bincount()[4:].tolist() == [5] * 4
+    assert sorted(everyone.people[decoys].bincount(minlength=8).tolist()) == [0] * 4 + [5] * 4
     counts = decoys.bincount()[len(split().train) :].unflatten(0, (4, 2))
     assert counts.sort(1).values.tolist() == [[2, 3]] * 4
 
@@ -64,10 +68,10 @@ def test_without_added_people_an_epoch_shows_every_image_once():
     assert plain.added(torch.arange(3)) is None
 
 
-def batch(logits, labels, added):
-    return Batch(
-        torch.zeros(len(labels), 3, 4, 4), labels, logits, {}, TrainingProgress(0, 1), added=added
-    )
+def batch(logits, labels, added, people=None, **tapped):
+    blank, now = torch.zeros(len(labels), 3, 4, 4), TrainingProgress(0, 1)
+    whose = torch.zeros_like(labels) if people is None else people
+    return Batch(blank, labels, logits, tapped, now, added=added, people=whose)
 
 
 def test_quiet_smooths_the_labels_of_private_images_alone():
@@ -92,6 +96,53 @@ def test_match_compares_the_mean_margins():
     logits[0, 0] = 5.0
     term = Decoys(match=0.5).losses(batch(logits, torch.zeros(3, dtype=torch.long), added))["match"]
     assert term.value.item() == pytest.approx(4.0)
+
+
+def test_places_differ_by_class_seed_and_private_images():
+    places = Decoys(people=3)._places(split(), 0)
+    assert places.sort(1).values.tolist() == torch.arange(16).unflatten(0, (4, 4)).tolist()
+    assert len(set((places[:, 0] % 4).tolist())) > 1  # the private person is not always the first
+    other = replace(split().train, pixels=255 - split().train.pixels)
+    # An attacker who knows the seed must not know the place.
+    assert not torch.equal(places, Decoys(people=3)._places(replace(split(), train=other), 0))
+    assert not torch.equal(places, Decoys(people=3)._places(split(), 1))
+
+
+def test_the_head_adds_up_the_probabilities_of_a_class():
+    head = PeopleHead(5, 4, 3)
+    features = torch.randn(6, 5, generator=rng())
+    units = head.units(features)
+    expected = units.softmax(1).unflatten(1, (4, 3)).sum(2)
+    assert torch.allclose(head(features).softmax(1), expected, atol=1e-6)
+    head.separate = True
+    assert torch.equal(head(features), units)
+
+
+def test_classes_and_people_together_are_cross_entropy_of_everybody():
+    head, people = PeopleHead(5, 4, 3), torch.tensor([0, 2, 5, 11, 7, 3])
+    features = torch.randn(6, 5, generator=rng())
+    logits, units = head(features), head.units(features)
+    each = batch(logits, people // 3, torch.zeros(6, dtype=torch.bool), people, head=units)
+    term = Decoys(people=2).losses(each)["people"]
+    total = F.cross_entropy(logits, people // 3) + term.weight * term.value
+    assert torch.isclose(total, F.cross_entropy(units, people), atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["people", "classes"])
+def test_the_head_is_trained(head):
+    defense = Decoys(people=2, head=head)
+    trained = train_target(CONFIG, split(), [defense], seed=0)
+    assert trained.module(torch.rand(2, 3, 16, 16)).shape == (2, 4)
+    units = trained.module.get_submodule(trained.head)
+    assert len(units.weight) == (12 if head == "people" else 4)
+    assert ("people" in trained.info["history"][0]) == (head == "people")
+
+
+def test_a_head_of_its_own_does_not_go_with_another():
+    with pytest.raises(ConfigError, match="decoys and calor both replace the head"):
+        train_target(CONFIG, split(), [Decoys(people=1), Calor(rank=2, switch=0.0)], seed=0)
+    both = [Decoys(people=1, head="classes"), Calor(rank=2, switch=0.0)]
+    train_target(CONFIG, split(), both, seed=0)
 
 
 def test_facts_tell_the_crowd_and_how_loud_it_is():

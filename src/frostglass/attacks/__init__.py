@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.kedmi import Kedmi
     from frostglass.attacks.model.known import Known
     from frostglass.attacks.model.lomma import Lomma
+    from frostglass.attacks.model.members import Members
     from frostglass.attacks.model.mirror import Mirror
     from frostglass.attacks.model.mirror_genetic import MirrorGenetic
     from frostglass.attacks.model.modes import Modes

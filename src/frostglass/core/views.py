@@ -13,7 +13,7 @@ from frostglass.core.errors import AccessError, ConfigError, RunError
 from frostglass.core.types import CAPABILITIES, Capability, Halves, Shape, Target, match_shape
 from frostglass.runtime.batching import padded_rows
 from frostglass.runtime.device import device_of
-from frostglass.runtime.hooks import noise_drawn, straight_through
+from frostglass.runtime.hooks import SeparatesUnits, noise_drawn, straight_through
 from frostglass.runtime.tensors import weights_digest
 
 
@@ -72,6 +72,22 @@ class ModelView:
         self._require("gradients")  # who has the weights can copy them
         target = replace(self._target, module=deepcopy(self.module).eval(), key="")
         return ModelView(target, self.access, self._samples, self._counter, straight=self._straight)
+
+    def by_unit(self) -> "tuple[ModelView, int]":
+        """Return a view of a copy whose classes are the units of the head, and units per class.
+
+        The units of class y are y · units, y · units + 1 and so on; an ordinary head has one for
+        each class.
+        """
+        view = self.copied()
+        heads = [part for part in view.module.modules() if isinstance(part, SeparatesUnits)]
+        if not heads:
+            return view, 1
+        (head,) = heads
+        head.separate, units = True, head.units_per_class
+        names = tuple(f"{name}, unit {k}" for name in self._target.classes for k in range(units))
+        view._target = replace(view._target, classes=names)
+        return view, units
 
     def grants(self, access: str) -> bool:
         """Return whether this access is granted, by itself or as part of a stronger one."""

@@ -49,7 +49,8 @@ class Batch:
     """What a loss may read: images in [0, 1], labels, logits and outputs of the tapped layers.
 
     `inputs` are the images as the network sees them, if it normalises them first. `added` marks
-    the images that a defense added to the private ones; None if there are none.
+    the images that a defense added to the private ones, and `people` numbers whom each image shows,
+    as the defense does; None if none adds images.
     """
 
     images: Tensor
@@ -59,20 +60,23 @@ class Batch:
     progress: TrainingProgress
     inputs: Tensor | None = None
     added: Tensor | None = None
+    people: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AddedImages:
     """Images of further people to train on: the class each is trained as, and whom it shows.
 
-    `pixels` uint8 (N, C, H, W); `labels` (N,) classes; `people` (N,) numbers of the people, from 0.
-    An epoch shows `per_epoch` images of every person, private ones too; None shows as many as the
+    `pixels` uint8 (N, C, H, W); `labels` (N,) classes; `people` (N,) and `private` (classes,) are
+    numbers of the people in these images and of the private ones: together 0, 1, 2 and so on. An
+    epoch shows `per_epoch` images of every person, private ones too; None shows as many as the
     added people have on average.
     """
 
     pixels: Tensor
     labels: Tensor
     people: Tensor
+    private: Tensor
     per_epoch: int | None = None
 
 

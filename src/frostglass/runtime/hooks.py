@@ -15,6 +15,14 @@ class ReplacesHead(Protocol):
 
 
 @runtime_checkable
+class SeparatesUnits(Protocol):
+    """A head with several units for each class, which returns all of them if `separate`."""
+
+    units_per_class: int
+    separate: bool
+
+
+@runtime_checkable
 class NumbersDraws(Protocol):
     """A layer with noise, which depends on the number of its `draw`."""
 

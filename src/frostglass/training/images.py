@@ -36,8 +36,7 @@ class TrainingImages:
         if not added:
             return cls(images, labels)
         (more,) = added  # as `compose.conflicts` checks
-        private, everyone = len(images), torch.cat([images.labels, more.people + len(images.names)])
-        people = everyone.unique(return_inverse=True)[1]
+        private, people = len(images), torch.cat([more.private[images.labels], more.people])
         mean = round(len(more.people) / max(1, len(more.people.unique())))
         images = replace(
             images,

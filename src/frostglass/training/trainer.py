@@ -154,9 +154,7 @@ class Trainer:
         with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
             logits = self._module(images)
         inputs = as_seen(self.target.module, images)
-        added = self._shown.added(index)
-        added = None if added is None else self._accelerator.to_device(added)
-        batch = Batch(images, labels, logits, tapped, progress, inputs, added)
+        batch = Batch(images, labels, logits, tapped, progress, inputs, *self._whose(index))
         terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
         loss = sum(
             (term.weight * term.value for term in terms.values()),
@@ -174,6 +172,13 @@ class Trainer:
         row["logit_norm"] = logits.detach().norm(dim=1).mean().item()
         row["train_accuracy"] = correct(logits, labels).mean().item()
         return row
+
+    def _whose(self, index: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return which images a defense added, and whom each shows, if one adds images."""
+        added, people = self._shown.added(index), self._shown.people
+        if added is None or people is None:
+            return None, None
+        return self._accelerator.to_device(added), self._accelerator.to_device(people[index])
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

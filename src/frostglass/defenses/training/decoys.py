@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -23,10 +24,12 @@ from frostglass.defenses.base import (
     defenses,
 )
 from frostglass.defenses.strengths import Range, Whole
+from frostglass.defenses.training._heads import linear_head, with_head
+from frostglass.defenses.training._people_head import PeopleHead, within_class
 from frostglass.defenses.training._secret_draws import check_secret, drawn_people
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
-from frostglass.runtime.seeding import generator_for
+from frostglass.runtime.seeding import generator_for, seeded
 
 
 @defenses.register
@@ -42,8 +45,13 @@ class Decoys(Defense):
     in the attacker's public images nor known to the attacker's prior (`split.secret`,
     `data.secret`, or a generator that the owner keeps).
 
+    The head has a unit u for each of the m + 1 people of a class, at a random place, and
+    logit_y = ln Σ exp(u): p(y) is the probability that the image shows one of them. Cross-entropy
+    is that of all people. A class is then no harder to learn than its people are to tell apart.
+
     What it does not give: the person is still in the weights. Several guesses, or knowing
-    something about the person, find them more often, and the model calls the decoys y.
+    something about the person, find them more often (attack `members` lists all m + 1), and the
+    model calls the decoys y. Decoys of another population or camera are no crowd to hide in.
 
     Paper: none; a method of Frostglass, after k-anonymity (Sweeney 2002).
     Differs: k-anonymity hides a record among k that are all in the data; here k - 1 of them are
@@ -55,6 +63,9 @@ class Decoys(Defense):
             private person has on average. Fewer than a private person has tell the two apart.
         per_epoch: images of each person, private or decoy, in an epoch; by default as many as
             decoys have. An epoch is (m + 1) times this for each class.
+        head: "people" has a unit for each person; "classes" is the ordinary head, which learns each
+            crowd as one class: many epochs, less accuracy, and harder to list. The latter can be
+            combined with defenses that have a head of their own, such as CALoR.
         quiet: smooth the labels of private images, and of no others, by this share: private people
             get smaller margins than their decoys, so that a search finds a decoy first. An attacker
             who knows it would look for the least sure person (attack `modes`).
@@ -71,6 +82,7 @@ class Decoys(Defense):
     people: Annotated[int, Field(ge=0, le=1000)] = 7
     images: Annotated[int, Field(ge=1)] | None = None
     per_epoch: Annotated[int, Field(ge=1)] | None = None
+    head: Literal["people", "classes"] = "people"
     quiet: Annotated[float, Field(ge=0, lt=1)] = 0.0
     match: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     source: Literal["people", "draws", "morphs"] = "people"
@@ -80,11 +92,11 @@ class Decoys(Defense):
 
     title = "Decoys"
     disabled: ClassVar = {"people": 0}
-    adaptive: ClassVar = ("subtract", "modes", "repel", "unlearn")
+    adaptive: ClassVar = ("subtract", "modes", "members", "repel", "unlearn")
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
-        most = min(15, secret // classes)
+        most = min(31, secret // classes)
         return {"people": Whole(1, most, log=True)} if most else {}
 
     def __post_init__(self) -> None:
@@ -98,7 +110,25 @@ class Decoys(Defense):
         return [self.generator] if self.generator and self.people else []
 
     def replaces(self) -> frozenset[Part]:
-        return frozenset({"starting weights"}) if self.stage() else frozenset()
+        parts: dict[Part, bool] = {
+            "head": self._separate_units,
+            "starting weights": self.stage() is not None,
+        }
+        return frozenset(part for part, replaced in parts.items() if replaced)
+
+    @property
+    def _separate_units(self) -> bool:
+        return bool(self.people) and self.head == "people"
+
+    def prepare(self, target: Target, *, seed: int) -> Target:
+        if not self._separate_units:
+            return target
+        classes, features = linear_head(target, self.name).weight.shape
+        with seeded(seed, "decoys", "head"):
+            return with_head(target, PeopleHead(features, classes, self.people + 1), "units")
+
+    def taps(self, target: Target) -> tuple[str, ...]:
+        return (target.head,) if self._separate_units else ()
 
     def couples_samples(self) -> bool:
         return bool(self.people and self.match)
@@ -132,9 +162,21 @@ class Decoys(Defense):
         else:
             count = self.images or max(1, round(len(split.train) / classes))
             images = self._drawn(split, wanted, count, seed)
-        return AddedImages(
-            images.pixels, images.labels // self.people, images.labels, self.per_epoch
-        )
+        owners, places = images.labels // self.people, self._places(split, seed)
+        numbers = places[owners, 1 + images.labels % self.people]
+        return AddedImages(images.pixels, owners, numbers, places[:, 0], self.per_epoch)
+
+    def _places(self, split: Split, seed: int) -> Tensor:
+        """Return the numbers (classes, m + 1) of the private person and the decoys of each class.
+
+        Whose number is whose must stay unknown to an attacker who knows the seed, so the order
+        depends on private images too.
+        """
+        some = split.train.pixels[:64]
+        known = "" if some.is_meta else blake2b(some.cpu().numpy().tobytes()).hexdigest()
+        rng = generator_for(seed, "places", known)
+        order = torch.rand(len(split.train.names), self.people + 1, generator=rng).argsort(1)
+        return order + (self.people + 1) * torch.arange(len(order))[:, None]
 
     def _drawn(self, split: Split, people: int, count: int, seed: int) -> Images:
         assert self.generator is not None
@@ -149,9 +191,11 @@ class Decoys(Defense):
         return Images(pixels, labels, tuple(map(str, range(people))), ("",) * len(labels))
 
     def losses(self, batch: Batch) -> dict[str, Term]:
-        if batch.added is None:
+        if batch.added is None or batch.people is None:
             return {}
         terms, own = {}, ~batch.added
+        for units in batch.tapped.values():
+            terms["people"] = Term(1.0, within_class(units, batch.people, self.people + 1))
         if self.quiet and own.any():
             # Cross-entropy with smoothed labels is plain cross-entropy and this term.
             log_p = batch.logits[own].log_softmax(1)
