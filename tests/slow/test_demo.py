@@ -1,4 +1,4 @@
-"""The demo breaks the undefended model clearly, according to good evaluators."""
+"""The demo breaks the undefended model clearly, and decoys hide most people."""
 
 import pytest
 
@@ -20,5 +20,7 @@ def test_the_undefended_model_is_broken_and_the_evaluators_are_good(tmp_path):
     for score, least in (("verified_3", 0.6), ("top1_1", 0.8), ("top1_2", 0.8)):
         assert undefended["scores"][score]["value"] >= least
         assert undefended["prior_only"][score]["value"] <= 0.1
-        assert defended["scores"][score]["value"] < undefended["scores"][score]["value"]
+        # One in ten, besides chance: a crowd of ten people.
+        assert defended["scores"][score]["first"] <= 0.35
+    assert defended["target"]["accuracy"]["test"] >= 0.93
     assert facts["vacuous"] == []

@@ -69,15 +69,14 @@ class AddedImages:
 
     `pixels` uint8 (N, C, H, W); `labels` (N,) classes; `people` (N,) and `private` (classes,) are
     numbers of the people in these images and of the private ones: together 0, 1, 2 and so on. An
-    epoch shows `per_epoch` images of every person, private ones too; None shows as many as the
-    added people have on average.
+    epoch shows `per_epoch` images of every person, private ones too.
     """
 
     pixels: Tensor
     labels: Tensor
     people: Tensor
     private: Tensor
-    per_epoch: int | None = None
+    per_epoch: int
 
 
 @dataclass(frozen=True)

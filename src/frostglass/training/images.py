@@ -37,7 +37,6 @@ class TrainingImages:
             return cls(images, labels)
         (more,) = added  # as `compose.conflicts` checks
         private, people = len(images), torch.cat([more.private[images.labels], more.people])
-        mean = round(len(more.people) / max(1, len(more.people.unique())))
         images = replace(
             images,
             pixels=torch.cat([images.pixels, more.pixels.to(images.pixels.device)]),
@@ -46,7 +45,7 @@ class TrainingImages:
             attributes=None,
             attribute_names=(),
         )
-        return cls(images, images.labels, people, private, max(1, more.per_epoch or mean))
+        return cls(images, images.labels, people, private, more.per_epoch)
 
     def added(self, index: Tensor) -> Tensor | None:
         """Return which of the images at `index` show added people."""

@@ -61,8 +61,8 @@ class Decoys(Defense):
         people: m, the decoys of each class; 0 disables the defense.
         images: images of each decoy; all by default, and with "draws" and "morphs" as many as a
             private person has on average. Fewer than a private person has tell the two apart.
-        per_epoch: images of each person, private or decoy, in an epoch; by default as many as
-            decoys have. An epoch is (m + 1) times this for each class.
+        per_epoch: images of each person, private or decoy, in an epoch; by default a third of the
+            images of a decoy. An epoch is (m + 1) times this for each class.
         head: "people" has a unit for each person; "classes" is the ordinary head, which learns each
             crowd as one class: many epochs, less accuracy, and harder to list. The latter can be
             combined with defenses that have a head of their own, such as CALoR.
@@ -164,7 +164,8 @@ class Decoys(Defense):
             images = self._drawn(split, wanted, count, seed)
         owners, places = images.labels // self.people, self._places(split, seed)
         numbers = places[owners, 1 + images.labels % self.people]
-        return AddedImages(images.pixels, owners, numbers, places[:, 0], self.per_epoch)
+        per_epoch = self.per_epoch or max(1, round(len(numbers) / wanted / 3))
+        return AddedImages(images.pixels, owners, numbers, places[:, 0], per_epoch)
 
     def _places(self, split: Split, seed: int) -> Tensor:
         """Return the numbers (classes, m + 1) of the private person and the decoys of each class.
