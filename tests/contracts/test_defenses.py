@@ -46,6 +46,8 @@ REFUSED = {
     frozenset({"tiprdc", "dpsgd"}): (
         "tiprdc trains its extractor on private images first, where dpsgd adds no noise"
     ),
+    frozenset({"calor", "decoys"}): "calor and decoys both replace the head",
+    frozenset({"decoys", "mid"}): "decoys and mid both replace the head",
     frozenset({"decoys", "dpsgd"}): (
         "decoys adds images of other people, and dpsgd counts on private ones alone"
     ),

@@ -237,11 +237,12 @@ def test_an_attack_without_gradients_leaves_the_variants_to_mirror():
     assert not any("prior" in case for case in cases)
 
 
-def test_whoever_knows_decoys_subtracts_students_and_lists_people():
+def test_an_attacker_who_knows_decoys_subtracts_students_and_lists_people():
     exp = experiment(attack={"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50})
     cases = {case["case"]: case for case in final_cases(exp, ["decoys"])}
     assert list(cases) == [
-        "GMI", "MIRROR", "GMI, subtract", "Modes of GMI", "Repel of GMI", "Unlearn of GMI",
+        "GMI", "MIRROR", "GMI, subtract", "Modes of GMI", "Members of GMI", "Repel of GMI",
+        "Unlearn of GMI",
     ]  # fmt: skip
     prior = cases["GMI, subtract"]["prior"]
     assert prior["name"] == "students"
