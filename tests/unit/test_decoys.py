@@ -62,6 +62,14 @@ def test_people_with_too_few_images_repeat_them():
     assert counts.sort(1).values.tolist() == [[2, 3]] * 4
 
 
+def test_people_without_images_are_left_out():
+    parts = split()
+    few = parts.train.at((parts.train.labels < 2).nonzero().flatten())
+    everyone = shown(Decoys(people=1, per_epoch=3), replace(parts, train=few))
+    index = everyone.of_epoch(rng())
+    assert len(index) == len(everyone) == (2 + 4) * 3
+
+
 def test_without_added_people_an_epoch_shows_every_image_once():
     plain = shown(Decoys(people=0))
     assert plain.of_epoch(rng()).tolist() == list(range(48))

@@ -58,9 +58,9 @@ class TrainingImages:
         """
         if self.people is None:
             return torch.arange(len(self.images))
-        counts = torch.bincount(self.people)
         order = torch.rand(len(self.people), generator=rng).argsort()
         order = order[self.people[order].argsort(stable=True)]  # by person, shuffled within
+        counts = self._counts[self._counts > 0]  # a dry run leaves people without images
         first = counts.cumsum(0) - counts
         place = torch.arange(self.per_epoch) % counts[:, None]
         return order[first[:, None] + place].flatten()
@@ -69,4 +69,10 @@ class TrainingImages:
         """Number of images shown in an epoch."""
         if self.people is None:
             return len(self.images)
-        return int(self.people.max() + 1) * self.per_epoch
+        return int((self._counts > 0).sum()) * self.per_epoch
+
+    @property
+    def _counts(self) -> Tensor:
+        """Number of images of each person."""
+        assert self.people is not None
+        return torch.bincount(self.people)
