@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize
@@ -144,6 +145,20 @@ def test_the_head_is_trained(head):
     units = trained.module.get_submodule(trained.head)
     assert len(units.weight) == (12 if head == "people" else 4)
     assert ("people" in trained.info["history"][0]) == (head == "people")
+
+
+def test_a_trained_model_is_hardened_afterwards(tmp_path):
+    """All but the head of a given model is the start, as with a first stage of its own."""
+    plain = train_target(CONFIG, split(), seed=0)
+    weights = tmp_path / "plain.safetensors"
+    save_file(plain.module.state_dict(), weights)
+    given = replace(CONFIG, start=str(weights), epochs=1, lr=1e-12)
+    trained = train_target(given, split(), [Decoys(people=1)], seed=1)
+    first, start = (each.module.get_submodule("stage1.0").weight for each in (trained, plain))
+    assert torch.allclose(first, start, atol=1e-6)
+    staged = train_target(CONFIG, split(), [Decoys(people=1, pretrain="private")], seed=0)
+    assert staged.info["first_stage"]["data"] == "private"
+    assert len(staged.module.get_submodule(staged.head).weight) == 8
 
 
 def test_a_head_of_its_own_does_not_go_with_another():
