@@ -157,11 +157,14 @@ def _copy_problems(split: Split) -> Iterator[str]:
                 pairs[message, first.side, other.side].append((first, other))
                 break
     for near in NEAR:
-        ours, theirs = (sides[side] for side in near)
-        if ours:
-            found = near_copies(*(torch.cat(pixels[side]) for side in near))
-            matches = [(ours[row], theirs[match]) for row, match in found]
-            pairs[NEAR_COPIES, *near] = [p for p in matches if p[0].content != p[1].content]
+        if all(sides[side] for side in near):
+            # The smaller side asks: the time is that of its images.
+            few, many = sorted(near, key=lambda side: len(sides[side]))
+            found = near_copies(torch.cat(pixels[few]), torch.cat(pixels[many]))
+            matches = [(sides[few][row], sides[many][match]) for row, match in found]
+            pairs[NEAR_COPIES, *near] = [
+                (a, b) if few == near[0] else (b, a) for a, b in matches if a.content != b.content
+            ]
     for (message, side, beside), copied in pairs.items():
         if copied:
             lines = listed(f"{a.part} {a.source} = {b.part} {b.source}" for a, b in copied)
