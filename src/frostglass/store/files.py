@@ -4,8 +4,10 @@
 """
 
 import errno
+import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -25,7 +27,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from frostglass.core.errors import RunError, StoreError
+from frostglass.runtime.tensors import tensors_digest
 
+log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # a folder was renamed onto one that is not empty
 
@@ -167,7 +171,8 @@ class Work:
     """The checkpoints and the progress of a running step.
 
     `folder` survives a kill: the same step loads its checkpoints from there when it is run again.
-    It is removed when the step is finished.
+    It is removed when the step is finished. Each checkpoint holds a hash of its content, so that
+    a damaged one is never resumed from.
     """
 
     folder: Path
@@ -188,12 +193,27 @@ class Work:
         """Save a checkpoint under `name`; if killed, the one before stays."""
         if self.before_save:
             self.before_save()
-        write_tensors(self._file(name), tensors, values)
+        file = self._file(name)
+        text = _json(file, values)
+        write_tensors(file, tensors, {"values": text, "sha256": _checkpoint_hash(tensors, text)})
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the tensors and values last saved under `name`, or None."""
+        """Return the tensors and values last saved under `name`, or None.
+
+        A damaged checkpoint is removed with a warning, so that its work is done again.
+        """
         file = self._file(name)
-        return read_tensors(file) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            tensors, content = read_tensors(file)
+            if _checkpoint_hash(tensors, content["values"]) == content["sha256"]:
+                return tensors, json.loads(content["values"])
+        except (StoreError, KeyError, TypeError, AttributeError):
+            pass  # damage can give the header any form
+        log.warning("the checkpoint %s is damaged: it is removed, and its work done again", file)
+        file.unlink(missing_ok=True)
+        return None
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""
@@ -218,3 +238,11 @@ class Work:
                 f"start with '.', got {name!r}: choose another name"
             )
         return self.folder / f"{name}.safetensors"
+
+
+def _checkpoint_hash(tensors: Mapping[str, Tensor], values: str) -> str:
+    """Hash all that a checkpoint holds; its header is damaged as easily as its tensors."""
+    names = sorted(tensors)
+    forms = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
+    content = tensors_digest({name: tensors[name] for name in names})
+    return hashlib.sha256(json.dumps([forms, values]).encode() + content).hexdigest()
