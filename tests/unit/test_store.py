@@ -16,6 +16,7 @@ import torch
 from frostglass.core.errors import StoreError
 from frostglass.core.types import Images, Split
 from frostglass.runtime.device import default_device
+from frostglass.store import hashing
 from frostglass.store import manifest as manifest_module
 from frostglass.store import store as store_module
 from frostglass.store.files import Work, read_json, write_json
@@ -238,14 +239,31 @@ def test_a_flipped_bit_is_detected(store, finished):
         Store(store.root).step(step(), None, seed=0)
 
 
-def test_large_files_are_checked_by_size_alone(store, finished, monkeypatch):
-    monkeypatch.setattr(manifest_module, "HASHED_BELOW", 10)
-    flip(finished / "values.safetensors")
-    Store(store.root).step(step(), None, seed=0)
-    with open(finished / "values.safetensors", "ab") as file:
-        file.write(b"x")
-    with pytest.raises(StoreError, match="has another size"):
+def test_a_flipped_bit_of_a_large_file_is_detected(store):
+    size = 2**28 + 1  # bytes; a hole on the disk
+
+    def save_large(product: Product, folder: Path) -> None:
+        save(product, folder)
+        with open(folder / "large.bin", "wb") as file:
+            file.truncate(size)
+
+    large = step(save=save_large)
+    folder = store.root / "target" / store.step(large, None, seed=0).key
+    with open(folder / "large.bin", "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\x01")
+    with pytest.raises(StoreError, match=r"large.bin is corrupted"):
+        Store(store.root).step(large, None, seed=0)
+
+
+def test_a_result_is_hashed_again_only_if_its_files_changed(store, finished, monkeypatch):
+    path, read = finished / "values.safetensors", []
+    read_file = hashing._read
+    monkeypatch.setattr(hashing, "_read", lambda each: read.append(each) or read_file(each))
+    for seconds in (1_000, 1_000, 2_000):
+        os.utime(path, (seconds, seconds))
         Store(store.root).step(step(), None, seed=0)
+    assert read == [path, path]
 
 
 def test_a_missing_file_is_detected(store, finished):

@@ -1,6 +1,5 @@
 """The manifest of a finished step: what made it, and the size and hash of each of its files."""
 
-import hashlib
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -11,9 +10,9 @@ import torch
 
 from frostglass.core.errors import StoreError
 from frostglass.store.files import read_json
+from frostglass.store.hashing import file_hash
 
 MANIFEST = "manifest.json"
-HASHED_BELOW = 2**28  # bytes; larger files are checked by size alone, which is faster
 
 
 def verify(folder: Path) -> None:
@@ -29,14 +28,14 @@ def verify(folder: Path) -> None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             raise StoreError(f"{path} is missing or has another size than in the manifest: {again}")
-        if expected["bytes"] < HASHED_BELOW and _sha256(path) != expected["sha256"]:
+        if file_hash(path) != expected["sha256"]:
             raise StoreError(f"{path} is corrupted, its hash differs from the manifest's: {again}")
 
 
 def fingerprints(folder: Path) -> dict[str, Any]:
     """Return the size and hash of every file in a result."""
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -55,11 +54,6 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else f"{device} {platform.machine()}",
         "commit": _commit(),
     }
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _version() -> str | None:
