@@ -1,6 +1,10 @@
-"""The manifest of a finished step: what made it, and the size and hash of each of its files."""
+"""Manifests: what made a step, and the size and hash of each of its files.
+
+Runs and clients, which leave the store, have a manifest of hashes alone.
+"""
 
 import platform
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,7 @@ import numpy
 import torch
 
 from frostglass.core.errors import StoreError
-from frostglass.store.files import read_json
+from frostglass.store.files import read_json, write_json
 from frostglass.store.hashing import file_hash
 
 MANIFEST = "manifest.json"
@@ -21,24 +25,55 @@ def verify(folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise StoreError(f"{folder} has no {MANIFEST}, so its step is not finished: {again}")
     manifest = read_json(folder / MANIFEST)
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or manifest.get("key") != folder.name:
+    if not isinstance(manifest, dict) or manifest.get("key") != folder.name:
         raise StoreError(f"{folder / MANIFEST} does not describe this step: {again}")
+    if problem := _difference(folder, manifest):
+        raise StoreError(f"{problem}: {again}")
+
+
+def seal(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of files that leave the store, such as those of a run or a client."""
+    write_json(folder / MANIFEST, {"files": {name: _fingerprint(folder / name) for name in names}})
+
+
+def broken_seal(folder: Path, names: Sequence[str]) -> str:
+    """Say how files differ from the manifest that `seal` wrote; "" if they do not."""
+    if not (folder / MANIFEST).is_file():
+        return f"{folder} has no {MANIFEST}, so its files cannot be verified"
+    manifest = read_json(folder / MANIFEST)
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return f"{folder / MANIFEST} lists no files"
+    if others := sorted(set(files) ^ set(names)):
+        return f"{folder} and its {MANIFEST} do not both have {others[0]}"
+    return _difference(folder, manifest)
+
+
+def _difference(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Say which file of a folder differs from its manifest; "" if none does."""
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
+        return f"{folder / MANIFEST} lists no files"
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != expected["bytes"]:
-            raise StoreError(f"{path} is missing or has another size than in the manifest: {again}")
-        if file_hash(path) != expected["sha256"]:
-            raise StoreError(f"{path} is corrupted, its hash differs from the manifest's: {again}")
+        if not path.is_file() or path.stat().st_size != expected.get("bytes"):
+            return f"{path} is missing or has another size than in the manifest"
+        if file_hash(path) != expected.get("sha256"):
+            return f"{path} is corrupted or was edited, its hash differs from the manifest's"
+    return ""
 
 
 def fingerprints(folder: Path) -> dict[str, Any]:
     """Return the size and hash of every file in a result."""
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+        path.relative_to(folder).as_posix(): _fingerprint(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
