@@ -160,7 +160,7 @@ def test_the_manifest_records_what_made_the_result(store):
     assert manifest["device"]
     assert set(manifest) == {
         *("key", "step", "version", "config", "inputs", "seed"),
-        *("packages", "device", "commit", "facts", "files"),
+        *("packages", "device", "commit", "conditions", "facts", "files"),
     }
     assert manifest["facts"] == {}
     assert set(read_json(folder / "timing.json")) == {"attempts", "seconds", "finished"}

@@ -4,7 +4,7 @@ Runs and clients, which leave the store, have a manifest of hashes alone.
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from frostglass.store.files import read_json, write_json
 from frostglass.store.hashing import file_hash
 
 MANIFEST = "manifest.json"
+NAMES = {"cpu": "CPU capability", "torch": "torch version"}
 
 
-def verify(folder: Path) -> None:
-    """Compare the files of a finished step with its manifest."""
+def verify(folder: Path) -> dict[str, Any]:
+    """Compare the files of a finished step with its manifest; return the manifest."""
     again = f"delete the folder {folder} and run again"
     if not (folder / MANIFEST).is_file():
         raise StoreError(f"{folder} has no {MANIFEST}, so its step is not finished: {again}")
@@ -29,6 +30,7 @@ def verify(folder: Path) -> None:
         raise StoreError(f"{folder / MANIFEST} does not describe this step: {again}")
     if problem := _difference(folder, manifest):
         raise StoreError(f"{problem}: {again}")
+    return manifest
 
 
 def seal(folder: Path, names: Sequence[str]) -> None:
@@ -89,6 +91,33 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else f"{device} {platform.machine()}",
         "commit": _commit(),
     }
+
+
+def conditions() -> dict[str, Any]:
+    """Return what the last bits of a result depend on, and its key does not."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def conditions_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions under which a step was made; older manifests have the torch version."""
+    return manifest.get("conditions") or [{"torch": manifest["packages"]["torch"]}]
+
+
+def differing(made_under: Iterable[Mapping[str, Any]]) -> str:
+    """Say in what conditions differ, such as "threads: 1, 2"; "" if in nothing."""
+    found: dict[str, set[str]] = {}
+    for each in made_under:
+        for name, value in each.items():
+            found.setdefault(name, set()).add(str(value))
+    return "; ".join(
+        f"{NAMES.get(name, name)}: {', '.join(sorted(values))}"
+        for name, values in sorted(found.items())
+        if len(values) > 1
+    )
 
 
 def _version() -> str | None:

@@ -35,7 +35,15 @@ from frostglass.store.files import (
     write_json,
 )
 from frostglass.store.lease import Lease, LeaseLost, owner_of
-from frostglass.store.manifest import MANIFEST, fingerprints, provenance, verify
+from frostglass.store.manifest import (
+    MANIFEST,
+    conditions,
+    conditions_of,
+    differing,
+    fingerprints,
+    provenance,
+    verify,
+)
 from frostglass.store.step import Event, Kind, Step, Task, with_key
 
 T = TypeVar("T")
@@ -65,6 +73,7 @@ class Store:
         self.device = device or default_device()
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
+        self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
         with _usable(self.root):
             self._check_root()
 
@@ -80,7 +89,7 @@ class Store:
         if task.key not in self._loaded:
             with full_disk_reported(self.root):
                 computed = self._obtain(task)
-                verify(task.final)
+                self._conditions[task.key] = conditions_of(verify(task.final))
                 self._loaded[task.key] = with_key(step.load(task.final, self.device), task.key)
         self._loaded.move_to_end(task.key)
         while len(self._loaded) > REMEMBERED:
@@ -99,6 +108,10 @@ class Store:
     def has(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> bool:
         """Return whether the step is finished; computes and writes nothing."""
         return (Task.of(step, config, inputs, seed, self.root).final / MANIFEST).is_file()
+
+    def mixed_conditions(self) -> str:
+        """Say in what the conditions differ under which used steps were made; "" if in nothing."""
+        return differing(each for made in self._conditions.values() for each in made)
 
     def _obtain(self, task: Task[Any]) -> bool:
         """Ensure that the result is on disk; return True if this call computed it."""
@@ -132,6 +145,9 @@ class Store:
             lease.check()
             earlier, started = _prepare(task.partial), time.monotonic()
             attempts = earlier["attempts"] + 1
+            # Checkpoints of an earlier attempt may have been made under other conditions.
+            before, now = earlier.get("conditions", []), conditions()
+            origin["conditions"] = [*before, now] if now not in before else before
 
             def timing() -> dict[str, Any]:
                 seconds = round(earlier["seconds"] + time.monotonic() - started, 3)
@@ -139,7 +155,8 @@ class Store:
 
             def before_save() -> None:
                 lease.check()
-                write_json(task.partial / TIMING, timing())
+                made_under = origin["conditions"]
+                write_json(task.partial / TIMING, {**timing(), "conditions": made_under})
 
             def on_progress(done: int, total: int, note: str) -> None:
                 self._emit(task, "progress", done, total, note)
