@@ -172,7 +172,7 @@ def test_two_stores_hold_the_same_bytes(tmp_path):
         Store(tmp_path / name).step(step(), {"rate": 0.5}, seed=3)
         time.sleep(0.01)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert len(tree(tmp_path / "one")) == 5
+    assert len(tree(tmp_path / "one")) == 6
 
 
 def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path, monkeypatch):
@@ -316,7 +316,9 @@ def test_another_format_is_refused(tmp_path, content):
 def test_an_empty_folder_and_an_unfinished_store_become_stores(tmp_path):
     (tmp_path / ".store.json.0a1b2c3d.tmp").write_text("{")
     Store(tmp_path).step(step(), None, seed=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store.json", "target"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(".gitignore", "store.json", "target")
+    ]
 
 
 def test_a_folder_filled_by_others_before_the_first_step_is_refused(tmp_path):

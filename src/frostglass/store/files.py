@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from frostglass.core.errors import RunError, StoreError
+from frostglass.runtime.processes import is_alive, machine_name
 from frostglass.runtime.tensors import tensors_digest
 
+SCRATCH = "frostglass-"  # start of the names of temporary folders
 log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # a folder was renamed onto one that is not empty
@@ -52,10 +55,14 @@ def full_disk_reported(folder: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that after any crash `path` holds the old content or the new one."""
+    """Write a file so that after any crash `path` holds the old content or the new one.
+
+    Nobody gets permissions that the folder does not give.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    new, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & permissions(path.parent)
     try:
-        with open(temporary, "xb") as file:
+        with os.fdopen(os.open(temporary, new, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -63,6 +70,28 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder for private images, for its owner alone; one that exists stays as it is."""
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+
+
+def ignore_in_git(folder: Path) -> None:
+    """Keep the content of a folder out of git, wherever the folder is."""
+    if not (folder / ".gitignore").exists():
+        write_bytes(folder / ".gitignore", b"*\n")
+
+
+def permissions(folder: Path) -> int:
+    """Return who may do what with a folder; its content is to give no more."""
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+def restrict(path: Path, allowed: int) -> None:
+    """Take away permissions that are not allowed: libraries write files for everybody."""
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & ~allowed:
+        path.chmod(mode & allowed)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -183,7 +212,8 @@ class Work:
     @classmethod
     def scratch(cls) -> "Work":
         """Return a work for use without a store, in a temporary folder removed with the object."""
-        work = cls(Path(tempfile.mkdtemp(prefix="frostglass-")))
+        _remove_dead_scratch()
+        work = cls(Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{machine_name()}~{os.getpid()}~")))
         weakref.finalize(work, shutil.rmtree, work.folder, ignore_errors=True)
         return work
 
@@ -238,6 +268,15 @@ class Work:
                 f"start with '.', got {name!r}: choose another name"
             )
         return self.folder / f"{name}.safetensors"
+
+
+def _remove_dead_scratch() -> None:
+    """Remove the temporary folders of processes of this machine that were killed."""
+    start = f"{SCRATCH}{machine_name()}~"
+    for folder in Path(tempfile.gettempdir()).glob(f"{start}*~*"):
+        pid = folder.name.removeprefix(start).partition("~")[0]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checkpoint_hash(tensors: Mapping[str, Tensor], values: str) -> str:

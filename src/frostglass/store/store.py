@@ -1,6 +1,7 @@
 """The store: a folder of finished steps, each under a key made of everything that made it.
 
     root/store.json                    {"format": 2}
+    root/.gitignore                    *
     root/<step>/<key>/                 what the step saved, manifest.json, timing.json
     root/<step>/<key>.partial/work/    checkpoints of an unfinished step
     root/<step>/<key>.lease/           the process that is working on it
@@ -28,9 +29,13 @@ from frostglass.store.files import (
     TAKEN,
     Work,
     full_disk_reported,
+    ignore_in_git,
+    make_private,
+    permissions,
     read_json,
     remove_temporaries,
     remove_tree,
+    restrict,
     sync,
     write_json,
 )
@@ -74,7 +79,7 @@ class Store:
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
-        with _usable(self.root):
+        with usable(self.root):
             self._check_root()
 
     def step(self, step: Step[T], config: Any, /, *, seed: int, **inputs: Any) -> T:
@@ -172,6 +177,7 @@ class Store:
             finished = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(result / TIMING, {**timing(), "finished": finished})
             for path in (*result.rglob("*"), result):
+                restrict(path, permissions(self.root))
                 sync(path)
             lease.check()
             _publish(result, task.final)
@@ -187,7 +193,7 @@ class Store:
         A process that lost its lease unnoticed then cannot write into another one's result.
         """
         result = task.partial / f"result-{lease.owner}"
-        result.mkdir()
+        result.mkdir(permissions(self.root))
         task.step.save(product, result)
         files = fingerprints(result)
         if reserved := {MANIFEST, TIMING} & set(files):
@@ -201,8 +207,8 @@ class Store:
         return result
 
     def _claim(self, task: Task[Any]) -> Lease | None:
-        with _usable(self.root):
-            task.folder.mkdir(exist_ok=True)
+        with usable(self.root):
+            task.folder.mkdir(permissions(self.root), exist_ok=True)
             return Lease.claim(task.lease)
 
     def _wait(self, task: Task[Any], known: str) -> str:
@@ -238,8 +244,8 @@ class Store:
             )
 
     def _create_root(self) -> None:
-        with _usable(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+        with usable(self.root):
+            make_private(self.root)
             self._check_root()
             if not (self.root / MARKER).exists():
                 # Fails if another process creates the store first and removes our temporary file;
@@ -248,6 +254,8 @@ class Store:
                     write_json(self.root / MARKER, {"format": FORMAT})
                 self._check_root()
             remove_temporaries(self.root)
+            with suppress(FileNotFoundError):  # another process removed our temporary file
+                ignore_in_git(self.root)
 
     def _emit(
         self, task: Task[Any], kind: Kind, done: int = 0, total: int = 0, note: str = ""
@@ -258,7 +266,8 @@ class Store:
 
 def _prepare(partial: Path) -> dict[str, Any]:
     """Create or clean the folder of an unfinished step; return the timing of earlier attempts."""
-    (partial / "work").mkdir(parents=True, exist_ok=True)
+    for folder in (partial, partial / "work"):
+        folder.mkdir(permissions(folder.parent), exist_ok=True)
     for leftover in partial.glob("result-*"):
         remove_tree(leftover)
     remove_temporaries(partial)
@@ -278,7 +287,7 @@ def _publish(result: Path, final: Path) -> None:
 
 
 @contextmanager
-def _usable(root: Path) -> Iterator[None]:
+def usable(root: Path) -> Iterator[None]:
     """Turn missing permissions inside the block into a `StoreError`."""
     try:
         yield
