@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from frostglass.store import lease
+from frostglass.runtime.processes import machine_name
 
 CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.utime"}
 
@@ -54,7 +54,7 @@ def dead_owner() -> str:
     """Return the name of a lease's owner on this machine whose process has ended."""
     pid = fork(lambda: None)
     assert ended(pid) == 0
-    return f"{lease._machine()}~{pid}~00"
+    return f"{machine_name()}~{pid}~00"
 
 
 def run(body: Callable[[], object]) -> None:

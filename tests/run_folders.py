@@ -1,5 +1,6 @@
 """Run folders of audits of models, written by the code that writes real ones."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import ModelExposure
 from frostglass.auditing.results import Audit, Trial
 from frostglass.auditing.run import Run
-from frostglass.auditing.run_folder import write_run
+from frostglass.auditing.run_folder import NUMBERS, write_run
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
@@ -22,6 +23,7 @@ from frostglass.report.arrange import group
 from frostglass.report.build import build_report
 from frostglass.report.load import read_run
 from frostglass.report.study import Study
+from frostglass.store.manifest import seal
 from pages import Page
 
 LIMITS = (0.5, 0.6)  # thresholds of a match at both false-accept rates
@@ -292,6 +294,16 @@ def _model_audit(
         experiment=experiment, split=split, evaluators=networks, verifiers=verifiers, embedder=None,
         trial=trial, control=control, controls=controls,
     )  # fmt: skip
+
+
+def edit_run(run: Path, document: dict[str, Any]) -> None:
+    """Write another run.json, with the hashes of a run that measured it."""
+    (run / "run.json").write_text(json.dumps(document))
+    reseal(run)
+
+
+def reseal(run: Path) -> None:
+    seal(run, NUMBERS)
 
 
 def page_of(tmp_path: Path, audits: Sequence[dict[str, Any]], **options: Any) -> Page:

@@ -43,7 +43,8 @@ def test_a_run_that_proves_nothing_is_written_and_fails(toy):
     assert "toy: 4 people attacked" in toy.result.out
     assert toy.result.out.splitlines()[-1] == f"report: {toy.run / 'report.html'}"
     assert sorted(path.name for path in toy.run.iterdir()) == [
-        "images.safetensors", "report.html", "report.json", "rows.csv", "run.json"
+        ".gitignore", "images.safetensors", "manifest.json", "report.html", "report.json",
+        "rows.csv", "run.json",
     ]  # fmt: skip
     facts = json.loads((toy.run / "run.json").read_text())
     reason = "of held-out images correctly, where guessing gives"  # a toy target learns nothing
@@ -123,7 +124,7 @@ def test_an_interrupted_run_says_so_and_resumes(here, monkeypatch):
     before = written(here / ".frostglass")
     kept = {name: when for name, when in before.items() if not name.startswith("attack")}
     assert {name.split("/")[0] for name in kept} == {
-        "store.json", "split", "target", "verifier", "prior"
+        ".gitignore", "store.json", "split", "target", "verifier", "prior"
     }  # fmt: skip
     assert frostglass("run", "toy.toml").code == 1
     after = written(here / ".frostglass")
@@ -227,7 +228,8 @@ def test_report_on_what_is_no_run(toy, here):
     assert "so it is not a finished run" in error_of(frostglass("report", "empty"))
     shutil.copytree(toy.run, here / "torn")
     (here / "torn" / "run.json").write_text("{")
-    assert "run.json is not JSON" in error_of(frostglass("report", "torn"))
+    message = "torn/run.json is missing or has another size than in the manifest: run the same"
+    assert message in error_of(frostglass("report", "torn"))
     bad = frostglass("report", toy.run, "--out", "toy.toml/report.html")
     assert "choose another place" in error_of(bad)
     assert not (here / "report.html").exists()

@@ -22,12 +22,18 @@ from frostglass.networks.amortizer import Amortizer
 from frostglass.priors._files import write_prior
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.freezing import frozen
+from frostglass.store.manifest import seal
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training, targets_for
 from worlds import same_weights
 
 SHAPE = (3, 16, 16)
 SHORT = {"steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4}
+
+
+def reseal(folder):
+    """Write the manifest anew, as of a client that was saved like this."""
+    seal(folder, [path.name for path in folder.iterdir() if path.name != "manifest.json"])
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +160,28 @@ def test_a_folder_that_names_code_is_refused_before_any_runs(target, tmp_path, m
     else:
         facts["protection"] = {"name": "spy:Defense"}
     (folder / "facts.json").write_text(json.dumps(facts))
+    reseal(folder)
     (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CheckpointError, match="names code to run"):
+        Client.load(folder)
+
+
+def test_changed_removed_and_added_files_of_a_client_are_refused(target, tmp_path):
+    folder = split_model(target)[0].save(tmp_path / "client")
+    facts, weights = folder / "facts.json", folder / "weights.safetensors"
+    whole = facts.read_bytes()
+    facts.write_bytes(whole.replace(b'"crop": "centre"', b'"crop": "center"'))
+    with pytest.raises(CheckpointError, match=r"facts.json is corrupted or was edited"):
+        Client.load(folder)
+    facts.write_bytes(whole)
+    weights.rename(folder / "prior.safetensors")
+    with pytest.raises(CheckpointError, match=r"do not both have prior.safetensors"):
+        Client.load(folder)
+    (folder / "prior.safetensors").rename(weights)
+    Client.load(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no manifest.json, so its files cannot be"):
         Client.load(folder)
 
 
@@ -173,6 +198,9 @@ def test_damaged_and_confused_folders_are_refused(target, tmp_path):
     (tmp_path / "client" / "weights.safetensors").write_bytes(
         (tmp_path / "server" / "weights.safetensors").read_bytes()
     )
+    with pytest.raises(CheckpointError, match=r"another size than in the manifest\. Save the"):
+        Client.load(tmp_path / "client")
+    reseal(tmp_path / "client")
     with pytest.raises(CheckpointError, match="does not fit the network"):
         Client.load(tmp_path / "client")
 
@@ -235,6 +263,7 @@ def test_a_prior_that_names_code_is_neither_saved_nor_loaded(target, prior, tmp_
         replace(client, prior=replace(prior, info={})).save(tmp_path / "other")
     sound = replace(client, prior=prior).save(tmp_path / "sound")
     write_prior(replace(prior, info={"method": method}), sound / "prior.safetensors")
+    reseal(sound)
     (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CheckpointError, match="names code to run"):
@@ -272,5 +301,6 @@ def test_other_precisions_are_converted_and_damaged_facts_refused(target, split,
     facts = json.loads((folder / "facts.json").read_text())
     del facts["cut"]
     (folder / "facts.json").write_text(json.dumps(facts))
+    reseal(folder)
     with pytest.raises(CheckpointError, match="lacks cut"):
         Client.load(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from frostglass.runtime.processes import machine_name
 from frostglass.store import lease as lease_module
 from frostglass.store.lease import Lease, LeaseLost, owner_of
 from killing import dead_owner
@@ -80,7 +81,7 @@ def test_a_lost_lease_is_detected_and_does_not_affect_the_next_owner(tmp_path):
 
 
 def test_claims_in_progress_are_not_removed(tmp_path):
-    living = tmp_path / f"x.lease-{lease_module._machine()}~{os.getpid()}~00"
+    living = tmp_path / f"x.lease-{machine_name()}~{os.getpid()}~00"
     living.mkdir()  # just created, without its owner's file yet
     dead = tmp_path / f"x.lease-{dead_owner()}"
     dead.mkdir()

@@ -11,7 +11,7 @@ from frostglass.report.build import build_report
 from frostglass.report.load import read_run
 from frostglass.report.seeds import seed_table
 from pages import Page
-from run_folders import BROKEN, CALOR, DEFENDED, make_run, many_models
+from run_folders import BROKEN, CALOR, DEFENDED, edit_run, make_run, many_models
 
 WITH = {**DEFENDED, "hits": (8, 7), "verified": 3}
 WITHOUT = {**BROKEN, "embedder": False, "accuracy": 0.9}
@@ -78,6 +78,6 @@ def test_an_audit_must_have_all_classifiers(tmp_path):
     own["evaluators"] = own["evaluators"][:1]
     for name in [name for name in own["scores"] if name.startswith(("verified_", "strict_"))][2:]:
         own["scores"].pop(name)
-    (run / "run.json").write_text(json.dumps(document))
+    edit_run(run, document)
     with pytest.raises(DataError, match="audit 'calor' has other evaluators: run again"):
         read_run(run)

@@ -21,6 +21,7 @@ from run_folders import (
     KEDMI,
     SMOOTHING,
     STRAIGHT,
+    edit_run,
     make_run,
     study_of,
     tried,
@@ -60,7 +61,7 @@ def broken_attack_name(folder: Path) -> Path:
     run = make_run(folder, [BROKEN, BROKEN])
     document = json.loads((run / "run.json").read_text())
     document["audits"][1]["attack"]["name"] = "my_attack"
-    (run / "run.json").write_text(json.dumps(document))
+    edit_run(run, document)
     return run
 
 

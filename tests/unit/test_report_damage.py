@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from feature_folders import CRAFTED, OPEN, make_feature_run
+from frostglass.auditing.run_folder import NUMBERS
 from frostglass.core.errors import DataError, FrostglassError, StoreError
 from frostglass.report.build import build_report
-from run_folders import BROKEN, DEFENDED, make_run
+from run_folders import BROKEN, DEFENDED, FAILED, edit_run, make_run, reseal
 
 ROWS = r"rows\.csv does not belong to its run\.json \(audit '{}'\): run again"
 
@@ -57,13 +59,13 @@ def refused_change(run: Path, change: Callable[[Files], Any], message: str) -> N
     )
     change(files)
     (run / "rows.csv").write_text(files.rows)
-    (run / "run.json").write_text(json.dumps(files.document))
     save_file(files.images, run / "images.safetensors")
+    edit_run(run, files.document)
     refused(run, StoreError if "format" in message else DataError, message)
 
 
 @pytest.mark.parametrize("make", [make_run, make_feature_run])
-@pytest.mark.parametrize("file", ["run.json", "rows.csv", "images.safetensors"])
+@pytest.mark.parametrize("file", NUMBERS)
 def test_missing_files_are_refused(tmp_path, make, file):
     run = make(tmp_path / "run", [BROKEN if make is make_run else OPEN])
     (run / file).unlink()
@@ -84,7 +86,48 @@ def test_unreadable_files_are_refused(tmp_path, file, content, kind, message):
     run = make_run(tmp_path / "run", [BROKEN])
     path = run / file
     path.write_bytes(path.read_bytes()[:-100] if content == b"cut" else content)
+    reseal(run)
     refused(run, kind, message)
+
+
+def test_an_edited_verdict_is_refused(tmp_path):
+    run = make_run(tmp_path / "run", [FAILED])
+    document = json.loads((run / "run.json").read_text())
+    assert document["vacuous"]
+    assert document["audits"][0]["controls"]["vacuous"]
+    document["vacuous"] = []
+    document["audits"][0]["controls"]["vacuous"] = ""
+    (run / "run.json").write_text(json.dumps(document))
+    message = r"run\.json is missing or has another size than in the manifest: run the same command"
+    refused(run, StoreError, message)
+
+
+@pytest.mark.parametrize("file", NUMBERS)
+def test_a_flipped_bit_of_a_run_is_refused(tmp_path, file):
+    run = make_run(tmp_path / "run", [BROKEN])
+    data = bytearray((run / file).read_bytes())
+    data[-3] ^= 1
+    (run / file).write_bytes(data)
+    refused(run, StoreError, rf"{re.escape(file)} is corrupted or was edited, its hash differs")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"has no manifest\.json, so its files cannot be verified: run the same command"),
+        ("{", r"manifest\.json is not JSON"),
+        ("[]", r"manifest\.json lists no files"),
+        ('{"files": {}}', r"do not both have images\.safetensors"),
+        ('{"files": {"run.json": 1, "rows.csv": 1, "images.safetensors": 1}}', "lists no files"),
+    ],
+)
+def test_a_run_without_its_hashes_is_refused(tmp_path, content, message):
+    run = make_run(tmp_path / "run", [BROKEN])
+    if content is None:
+        (run / "manifest.json").unlink()
+    else:
+        (run / "manifest.json").write_text(content)
+    refused(run, StoreError, message)
 
 
 MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
@@ -225,9 +268,9 @@ def test_places_that_cannot_hold_a_report_are_refused(tmp_path):
     for out in (tmp_path / "report.json", tmp_path):
         with pytest.raises(StoreError, match="cannot hold a page: give the name of a file"):
             build_report([run], out)
-    for out in (run / "run.html", run / "rows.csv", tmp_path / "run" / ".." / "run" / "run.htm"):
+    for name in ("run.html", "manifest.html", "rows.csv", "../run/run.htm"):
         with pytest.raises(StoreError, match="would overwrite a run's own files"):
-            build_report([run], out)
+            build_report([run], run / name)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot write .*report\.html"):
         build_report([run], tmp_path / "file" / "report.html")

@@ -13,7 +13,7 @@ from feature_folders import CRAFTED, CRAFTER, OPEN, feature_page, make_feature_r
 from frostglass.report import build
 from frostglass.report.build import build_report
 from pages import Page, assert_self_contained
-from run_folders import BROKEN, DEFENDED, make_run
+from run_folders import BROKEN, DEFENDED, edit_run, make_run
 
 
 def test_images_are_the_runs_and_people_keep_their_columns(tmp_path):
@@ -199,7 +199,7 @@ def test_methods_that_are_not_installed_keep_their_names_and_are_not_imported(tm
     document = json.loads((run / "run.json").read_text())
     document["audits"][1]["defenses"][0]["name"] = "evil_module:Class"
     document["audits"][1]["attack"]["name"] = "my_attack"
-    (run / "run.json").write_text(json.dumps(document))
+    edit_run(run, document)
     (tmp_path / "evil_module.py").write_text("raise SystemExit")
     page = Page(build_report([run], tmp_path / "report.html"))
     assert page.tables["Every attack on every protection"][0][2] == "evil_module:Class"

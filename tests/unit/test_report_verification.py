@@ -11,7 +11,16 @@ from frostglass.report import build
 from frostglass.report.build import build_report
 from frostglass.report.text import number
 from pages import Page, plain
-from run_folders import BROKEN, CALOR, DEFENDED, make_run, many_models, page_of, tried
+from run_folders import (
+    BROKEN,
+    CALOR,
+    DEFENDED,
+    edit_run,
+    make_run,
+    many_models,
+    page_of,
+    tried,
+)
 
 
 def test_the_table_has_every_evaluator_at_both_rates(tmp_path):
@@ -167,7 +176,7 @@ def test_the_strongest_of_attacks_that_nobody_is_recognised_by_matches_best(tmp_
         rows[line], total = ",".join(cells), total + float(cells[place])
     document["audits"][1]["scores"]["match_3"]["value"] = total / 20
     (run / "rows.csv").write_text("\n".join(rows) + "\n")
-    (run / "run.json").write_text(json.dumps(document))
+    edit_run(run, document)
     page = Page(build_report([run], tmp_path / "report.html"))
     assert "the strongest counts: undefended (strong)." in page.text.replace(" .", ".")
 

@@ -16,6 +16,7 @@ import torch
 from frostglass.core.errors import StoreError
 from frostglass.core.types import Images, Split
 from frostglass.runtime.device import default_device
+from frostglass.store import hashing
 from frostglass.store import manifest as manifest_module
 from frostglass.store import store as store_module
 from frostglass.store.files import Work, read_json, write_json
@@ -159,7 +160,7 @@ def test_the_manifest_records_what_made_the_result(store):
     assert manifest["device"]
     assert set(manifest) == {
         *("key", "step", "version", "config", "inputs", "seed"),
-        *("packages", "device", "commit", "facts", "files"),
+        *("packages", "device", "commit", "conditions", "facts", "files"),
     }
     assert manifest["facts"] == {}
     assert set(read_json(folder / "timing.json")) == {"attempts", "seconds", "finished"}
@@ -171,7 +172,7 @@ def test_two_stores_hold_the_same_bytes(tmp_path):
         Store(tmp_path / name).step(step(), {"rate": 0.5}, seed=3)
         time.sleep(0.01)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
-    assert len(tree(tmp_path / "one")) == 5
+    assert len(tree(tmp_path / "one")) == 6
 
 
 def test_the_commit_is_read_from_loose_packed_and_detached_heads(tmp_path, monkeypatch):
@@ -238,14 +239,31 @@ def test_a_flipped_bit_is_detected(store, finished):
         Store(store.root).step(step(), None, seed=0)
 
 
-def test_large_files_are_checked_by_size_alone(store, finished, monkeypatch):
-    monkeypatch.setattr(manifest_module, "HASHED_BELOW", 10)
-    flip(finished / "values.safetensors")
-    Store(store.root).step(step(), None, seed=0)
-    with open(finished / "values.safetensors", "ab") as file:
-        file.write(b"x")
-    with pytest.raises(StoreError, match="has another size"):
+def test_a_flipped_bit_of_a_large_file_is_detected(store):
+    size = 2**28 + 1  # bytes; a hole on the disk
+
+    def save_large(product: Product, folder: Path) -> None:
+        save(product, folder)
+        with open(folder / "large.bin", "wb") as file:
+            file.truncate(size)
+
+    large = step(save=save_large)
+    folder = store.root / "target" / store.step(large, None, seed=0).key
+    with open(folder / "large.bin", "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\x01")
+    with pytest.raises(StoreError, match=r"large.bin is corrupted"):
+        Store(store.root).step(large, None, seed=0)
+
+
+def test_a_result_is_hashed_again_only_if_its_files_changed(store, finished, monkeypatch):
+    path, read = finished / "values.safetensors", []
+    read_file = hashing._read
+    monkeypatch.setattr(hashing, "_read", lambda each: read.append(each) or read_file(each))
+    for seconds in (1_000, 1_000, 2_000):
+        os.utime(path, (seconds, seconds))
         Store(store.root).step(step(), None, seed=0)
+    assert read == [path, path]
 
 
 def test_a_missing_file_is_detected(store, finished):
@@ -298,7 +316,9 @@ def test_another_format_is_refused(tmp_path, content):
 def test_an_empty_folder_and_an_unfinished_store_become_stores(tmp_path):
     (tmp_path / ".store.json.0a1b2c3d.tmp").write_text("{")
     Store(tmp_path).step(step(), None, seed=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store.json", "target"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(".gitignore", "store.json", "target")
+    ]
 
 
 def test_a_folder_filled_by_others_before_the_first_step_is_refused(tmp_path):

@@ -54,7 +54,7 @@ def test_a_full_disk_is_reported_and_keeps_checkpoints(store, monkeypatch, code)
         store.step(step(filling), None, seed=0)
     assert caught.value.exit_code == 1
     names = [path.name for path in store.root.rglob("*") if path.is_file()]
-    assert sorted(names) == ["first.safetensors", "store.json", "timing.json"], (
+    assert sorted(names) == [".gitignore", "first.safetensors", "store.json", "timing.json"], (
         "no lease and no half-written file stays"
     )
     room[0] = True

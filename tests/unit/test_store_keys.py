@@ -17,7 +17,7 @@ from torch import nn
 from frostglass.core.assets import Assets
 from frostglass.core.errors import StoreError
 from frostglass.core.types import Target
-from frostglass.store import keys
+from frostglass.store import hashing
 from frostglass.store.keys import fingerprint, plain
 from frostglass.store.store import Store
 from steps import Product, step
@@ -209,8 +209,8 @@ class Reads:
 
 def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
     path, read = tmp_path / "weights", []
-    read_file = keys._read
-    monkeypatch.setattr(keys, "_read", lambda each: read.append(each) or read_file(each))
+    read_file = hashing._read
+    monkeypatch.setattr(hashing, "_read", lambda each: read.append(each) or read_file(each))
 
     def written(text, seconds):
         path.write_text(text)

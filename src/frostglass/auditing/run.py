@@ -1,7 +1,7 @@
 """Many experiments as one run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frostglass.auditing.experiment import experiments
@@ -45,5 +45,17 @@ def run_all(settings: Mapping[str, Any], store: Store) -> Run:
             failed.append(f"{label}: {error}")
     if not done:
         raise RunError("; ".join(failed))
+    if differences := store.mixed_conditions():
+        done = {label: _warned(each, differences) for label, each in done.items()}
     name = chosen[0][1].name
     return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed))
+
+
+def _warned(result: Audit, differences: str) -> Audit:
+    """Add to an audit the warning that the steps of its run do not belong to one machine."""
+    warning = (
+        f"steps of this run were made under different conditions ({differences}): its last bits "
+        "may not repeat; to make all steps under one, give a new --store"
+    )
+    warnings = (*result.controls.warnings, warning)
+    return replace(result, controls=replace(result.controls, warnings=warnings))

@@ -27,10 +27,18 @@ from frostglass.core.method import Method
 from frostglass.core.types import Target
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
-from frostglass.store.files import full_disk_reported, write_bytes
+from frostglass.store.files import (
+    full_disk_reported,
+    ignore_in_git,
+    make_private,
+    remove_temporaries,
+    write_bytes,
+)
+from frostglass.store.manifest import MANIFEST, seal
 
 RUN_FORMAT = 5
-FILES = ("run.json", "rows.csv", "images.safetensors")
+NUMBERS = ("run.json", "rows.csv", "images.safetensors")
+FILES = (*NUMBERS, MANIFEST)
 PACKAGES = (
     "frostglass", "torch", "torchvision", "timm", "lightning-fabric", "numpy", "scikit-learn",
     "pydantic", "safetensors",
@@ -46,12 +54,15 @@ def versions() -> dict[str, str]:
 
 
 def write_run(result: Run, folder: Path) -> Path:
-    """Write run.json, rows.csv and images.safetensors; a report's numbers come from these."""
+    """Write run.json, rows.csv and images.safetensors, and last the manifest of their hashes."""
     with full_disk_reported(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
+        ignore_in_git(folder)
+        remove_temporaries(folder)
         write_bytes(folder / "images.safetensors", save(_images(result.audits)))
         write_bytes(folder / "rows.csv", _csv(result).encode())
         write_bytes(folder / "run.json", (json.dumps(summary(result), indent=1) + "\n").encode())
+        seal(folder, NUMBERS)
     return folder
 
 

@@ -326,3 +326,6 @@ ATTACK = Step("attack", 6, _attack, _save_reconstructions, _load_reconstructions
 PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
 SCORES = Step("scores", 4, _score, _save_rows, _load_rows)
+
+# What shows private people: their images, the features of these, and their reconstructions.
+PRIVATE = (SPLIT, RELEASE, ATTACK)

@@ -38,6 +38,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+stores = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
+
 Config = Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")]
 StoreOption = Annotated[
     Path,
@@ -299,6 +302,14 @@ def convert(
     from frostglass.cli.show import convert_weights
 
     convert_weights(kind, source, out, force=force, as_json=as_json)
+
+
+@stores.command()
+def purge(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Remove private images, their features and reconstructions; runs compute them again."""
+    from frostglass.cli.purge import purge_store
+
+    purge_store(store, as_json=as_json)
 
 
 @app.command()

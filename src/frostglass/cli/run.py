@@ -11,7 +11,7 @@ import torch
 
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.run import Run, run_all
-from frostglass.auditing.run_folder import FILES, summary, write_run
+from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.progress import progress
 from frostglass.cli.tables import print_costs, print_scores
 from frostglass.core.errors import ConfigError, RunError
@@ -142,9 +142,9 @@ def _foreign_file(folder: Path) -> str:
     if not folder.is_dir():
         return ""
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    if set(FILES) <= set(names):
+    if set(NUMBERS) <= set(names):
         return ""
-    # run.json is written last: a killed run leaves the others without it.
+    # run.json is the last of the numbers: a killed run leaves the others without it.
     own = {*FILES, *REPORT} - {"run.json"}
     return next((name for name in names if name not in own), "")
 

@@ -13,6 +13,7 @@ from frostglass.models.build import source
 from frostglass.models.cut import cut
 from frostglass.runtime.device import device_of
 from frostglass.store.files import read_json, read_tensors, write_json, write_tensors
+from frostglass.store.manifest import MANIFEST, broken_seal, seal
 from frostglass.training.build import rebuild_network
 
 CHUNK = 128  # images or features passed through a network at once
@@ -29,9 +30,10 @@ def new_folder(folder: Path | str) -> Path:
 
 
 def save_half(folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> Path:
-    """Write weights and facts, the facts last: a folder without them is incomplete."""
+    """Write weights and facts, and last the manifest of all files: without it none is used."""
     write_tensors(folder / WEIGHTS, network.state_dict())
     write_json(folder / FACTS, facts)
+    seal(folder, _names(folder))
     return folder
 
 
@@ -41,6 +43,8 @@ def read_facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, An
         raise CheckpointError(
             f"no {kind} in {folder}: expected a folder written by frostglass protect, with {FACTS}"
         )
+    if problem := broken_seal(folder, _names(folder)):
+        raise CheckpointError(f"{problem}. Save the {kind} again.")
     facts = read_json(folder / FACTS)
     if not isinstance(facts, dict) or facts.get("kind") != kind:
         actual = facts.get("kind") if isinstance(facts, dict) else type(facts).__name__
@@ -50,6 +54,12 @@ def read_facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, An
             f"{folder / FACTS} lacks {missing[0]}: it was changed. Save the {kind} again."
         )
     return facts
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of a half's files, apart from its manifest and hidden files."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+    return [name for name in names if not name.startswith(".")]
 
 
 def refuse_code(name: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Read the folders of finished runs; their three files are checked against each other first."""
+"""Read the folders of finished runs, after checking their files by hash and against each other."""
 
 import csv
 import io
@@ -13,11 +13,12 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
-from frostglass.auditing.run_folder import FILES, RUN_FORMAT
+from frostglass.auditing.run_folder import NUMBERS, RUN_FORMAT
 from frostglass.core.errors import DataError, StoreError
 from frostglass.core.parameters import problems
 from frostglass.report.networks import EvaluatorFacts, Network, TrainingFacts
 from frostglass.store.files import read_tensors
+from frostglass.store.manifest import broken_seal
 
 ROUNDING = 1e-5  # relative; rows are written with six digits
 CHECKED = ("verified", "strict", "match")  # scores of each evaluator
@@ -211,11 +212,13 @@ def read_run(folder: Path) -> Run:
     """Read a run folder; raises StoreError or DataError unless its files fit each other."""
     if not folder.is_dir():
         raise StoreError(f"{folder} is not a folder: give the folder of a finished run")
-    if missing := [name for name in FILES if not (folder / name).is_file()]:
+    if missing := [name for name in NUMBERS if not (folder / name).is_file()]:
         raise StoreError(
             f"{folder} has no {missing[0]}, so it is not a finished run: "
             "give the folder that `frostglass run --out` wrote"
         )
+    if problem := broken_seal(folder, NUMBERS):
+        raise StoreError(f"{problem}: run the same command again, which writes the folder anew")
     path = folder / "run.json"
     try:
         # Settings may be infinite, which JSON cannot express: keep the word as text.

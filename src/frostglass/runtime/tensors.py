@@ -11,11 +11,16 @@ Part = nn.Module | torch.optim.Optimizer
 
 def weights_digest(module: nn.Module) -> bytes:
     """Return a hash of a network's weights and buffers by their names."""
+    return tensors_digest(module.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return a hash of the names and bytes of tensors, in their order."""
     total = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
+    for name, tensor in tensors.items():
         total.update(name.encode())
         flat = tensor.detach().cpu().contiguous().flatten()
-        total.update(flat.view(torch.uint8).numpy().tobytes())
+        total.update(flat.view(torch.uint8).numpy())
     return total.digest()
 
 

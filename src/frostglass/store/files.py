@@ -4,13 +4,16 @@
 """
 
 import errno
+import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +28,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from frostglass.core.errors import RunError, StoreError
+from frostglass.runtime.processes import is_alive, machine_name
+from frostglass.runtime.tensors import tensors_digest
 
+SCRATCH = "frostglass-"  # start of the names of temporary folders
+log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # a folder was renamed onto one that is not empty
 
@@ -48,10 +55,14 @@ def full_disk_reported(folder: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that after any crash `path` holds the old content or the new one."""
+    """Write a file so that after any crash `path` holds the old content or the new one.
+
+    Nobody gets permissions that the folder does not give.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    new, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & permissions(path.parent)
     try:
-        with open(temporary, "xb") as file:
+        with os.fdopen(os.open(temporary, new, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +70,28 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder for private images, for its owner alone; one that exists stays as it is."""
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+
+
+def ignore_in_git(folder: Path) -> None:
+    """Keep the content of a folder out of git, wherever the folder is."""
+    if not (folder / ".gitignore").exists():
+        write_bytes(folder / ".gitignore", b"*\n")
+
+
+def permissions(folder: Path) -> int:
+    """Return who may do what with a folder; its content is to give no more."""
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+def restrict(path: Path, allowed: int) -> None:
+    """Take away permissions that are not allowed: libraries write files for everybody."""
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & ~allowed:
+        path.chmod(mode & allowed)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -167,7 +200,8 @@ class Work:
     """The checkpoints and the progress of a running step.
 
     `folder` survives a kill: the same step loads its checkpoints from there when it is run again.
-    It is removed when the step is finished.
+    It is removed when the step is finished. Each checkpoint holds a hash of its content, so that
+    a damaged one is never resumed from.
     """
 
     folder: Path
@@ -178,7 +212,8 @@ class Work:
     @classmethod
     def scratch(cls) -> "Work":
         """Return a work for use without a store, in a temporary folder removed with the object."""
-        work = cls(Path(tempfile.mkdtemp(prefix="frostglass-")))
+        _remove_dead_scratch()
+        work = cls(Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{machine_name()}~{os.getpid()}~")))
         weakref.finalize(work, shutil.rmtree, work.folder, ignore_errors=True)
         return work
 
@@ -188,12 +223,27 @@ class Work:
         """Save a checkpoint under `name`; if killed, the one before stays."""
         if self.before_save:
             self.before_save()
-        write_tensors(self._file(name), tensors, values)
+        file = self._file(name)
+        text = _json(file, values)
+        write_tensors(file, tensors, {"values": text, "sha256": _checkpoint_hash(tensors, text)})
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the tensors and values last saved under `name`, or None."""
+        """Return the tensors and values last saved under `name`, or None.
+
+        A damaged checkpoint is removed with a warning, so that its work is done again.
+        """
         file = self._file(name)
-        return read_tensors(file) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            tensors, content = read_tensors(file)
+            if _checkpoint_hash(tensors, content["values"]) == content["sha256"]:
+                return tensors, json.loads(content["values"])
+        except (StoreError, KeyError, TypeError, AttributeError):
+            pass  # damage can give the header any form
+        log.warning("the checkpoint %s is damaged: it is removed, and its work done again", file)
+        file.unlink(missing_ok=True)
+        return None
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""
@@ -218,3 +268,20 @@ class Work:
                 f"start with '.', got {name!r}: choose another name"
             )
         return self.folder / f"{name}.safetensors"
+
+
+def _remove_dead_scratch() -> None:
+    """Remove the temporary folders of processes of this machine that were killed."""
+    start = f"{SCRATCH}{machine_name()}~"
+    for folder in Path(tempfile.gettempdir()).glob(f"{start}*~*"):
+        pid = folder.name.removeprefix(start).partition("~")[0]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checkpoint_hash(tensors: Mapping[str, Tensor], values: str) -> str:
+    """Hash all that a checkpoint holds; its header is damaged as easily as its tensors."""
+    names = sorted(tensors)
+    forms = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
+    content = tensors_digest({name: tensors[name] for name in names})
+    return hashlib.sha256(json.dumps([forms, values]).encode() + content).hexdigest()

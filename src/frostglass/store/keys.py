@@ -4,19 +4,17 @@ import dataclasses
 import hashlib
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
 from frostglass.core.errors import ConfigError, StoreError
+from frostglass.store.hashing import file_hash
 
 PACKAGE = Path(__file__).resolve().parents[1]
-RECENT = 2_000_000_000  # nanoseconds
 
 
 @runtime_checkable
@@ -37,32 +35,13 @@ def fingerprint(method: ReadsFiles) -> str:
     total = hashlib.sha256()
     for path in paths:
         try:
-            content = _content(path)
+            content = file_hash(path)
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
         # A file of the package is the same wherever it is installed.
         name = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path
         total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest() if paths else ""
-
-
-def _content(path: Path) -> str:
-    """Return the hash of a file, from memory if it has not changed: grids ask for each audit."""
-    status = path.stat()
-    # A file may change twice within a tick of its clock, so a recent one is read again.
-    if time.time_ns() - status.st_mtime_ns < RECENT:
-        return _read(path)
-    return _known(path, status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@lru_cache(maxsize=64)
-def _known(path: Path, size: int, changed: int, inode: int) -> str:
-    return _read(path)
 
 
 def digest(identity: dict[str, Any]) -> str:

@@ -8,16 +8,14 @@ and cannot harm the next owner.
 """
 
 import errno
-import hashlib
 import os
-import re
 import secrets
-import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 from frostglass.core.errors import RunError
+from frostglass.runtime.processes import is_alive, machine_name
 from frostglass.store.files import TAKEN, remove_tree
 
 HEARTBEAT_SECONDS = 5.0
@@ -41,7 +39,7 @@ class Lease:
     @classmethod
     def claim(cls, folder: Path) -> "Lease | None":
         """Return the lease at `folder`, or None while a live owner has it."""
-        owner = f"{_machine()}~{os.getpid()}~{secrets.token_hex(4)}"
+        owner = f"{machine_name()}~{os.getpid()}~{secrets.token_hex(4)}"
         prepared = folder.with_name(f"{folder.name}-{owner}")
         prepared.mkdir()
         try:
@@ -114,7 +112,7 @@ def _stale(path: Path, owner: str, now: float) -> bool:
     """Return whether the owner of a lease file or prepared folder is dead, silent or gone."""
     machine, _, rest = owner.partition("~")
     pid = rest.partition("~")[0]
-    if machine == _machine() and pid.isdigit() and not _alive(int(pid)):
+    if machine == machine_name() and pid.isdigit() and not is_alive(int(pid)):
         return True
     try:
         # Opening makes a network folder ask its server instead of its cache.
@@ -125,22 +123,3 @@ def _stale(path: Path, owner: str, now: float) -> bool:
         return now - os.fstat(descriptor).st_mtime > STALE_SECONDS
     finally:
         os.close(descriptor)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:  # no permission for another user's process
-        return not isinstance(error, ProcessLookupError)
-    return True
-
-
-def _machine() -> str:
-    """Return this machine's name and a hash of its boot and process namespace.
-
-    Two machines or containers may share a name, and their process numbers mean different processes.
-    """
-    name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    numbers = f"{boot.read_text()}{space.stat().st_ino}" if boot.exists() and space.exists() else ""
-    return f"{name}-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"

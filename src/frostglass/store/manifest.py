@@ -1,7 +1,10 @@
-"""The manifest of a finished step: what made it, and the size and hash of each of its files."""
+"""Manifests: what made a step, and the size and hash of each of its files.
 
-import hashlib
+Runs and clients, which leave the store, have a manifest of hashes alone.
+"""
+
 import platform
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,36 +13,69 @@ import numpy
 import torch
 
 from frostglass.core.errors import StoreError
-from frostglass.store.files import read_json
+from frostglass.store.files import read_json, write_json
+from frostglass.store.hashing import file_hash
 
 MANIFEST = "manifest.json"
-HASHED_BELOW = 2**28  # bytes; larger files are checked by size alone, which is faster
+NAMES = {"cpu": "CPU capability", "torch": "torch version"}
 
 
-def verify(folder: Path) -> None:
-    """Compare the files of a finished step with its manifest."""
+def verify(folder: Path) -> dict[str, Any]:
+    """Compare the files of a finished step with its manifest; return the manifest."""
     again = f"delete the folder {folder} and run again"
     if not (folder / MANIFEST).is_file():
         raise StoreError(f"{folder} has no {MANIFEST}, so its step is not finished: {again}")
     manifest = read_json(folder / MANIFEST)
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or manifest.get("key") != folder.name:
+    if not isinstance(manifest, dict) or manifest.get("key") != folder.name:
         raise StoreError(f"{folder / MANIFEST} does not describe this step: {again}")
+    if problem := _difference(folder, manifest):
+        raise StoreError(f"{problem}: {again}")
+    return manifest
+
+
+def seal(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of files that leave the store, such as those of a run or a client."""
+    write_json(folder / MANIFEST, {"files": {name: _fingerprint(folder / name) for name in names}})
+
+
+def broken_seal(folder: Path, names: Sequence[str]) -> str:
+    """Say how files differ from the manifest that `seal` wrote; "" if they do not."""
+    if not (folder / MANIFEST).is_file():
+        return f"{folder} has no {MANIFEST}, so its files cannot be verified"
+    manifest = read_json(folder / MANIFEST)
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return f"{folder / MANIFEST} lists no files"
+    if others := sorted(set(files) ^ set(names)):
+        return f"{folder} and its {MANIFEST} do not both have {others[0]}"
+    return _difference(folder, manifest)
+
+
+def _difference(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Say which file of a folder differs from its manifest; "" if none does."""
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
+        return f"{folder / MANIFEST} lists no files"
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != expected["bytes"]:
-            raise StoreError(f"{path} is missing or has another size than in the manifest: {again}")
-        if expected["bytes"] < HASHED_BELOW and _sha256(path) != expected["sha256"]:
-            raise StoreError(f"{path} is corrupted, its hash differs from the manifest's: {again}")
+        if not path.is_file() or path.stat().st_size != expected.get("bytes"):
+            return f"{path} is missing or has another size than in the manifest"
+        if file_hash(path) != expected.get("sha256"):
+            return f"{path} is corrupted or was edited, its hash differs from the manifest's"
+    return ""
 
 
 def fingerprints(folder: Path) -> dict[str, Any]:
     """Return the size and hash of every file in a result."""
     return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): _fingerprint(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -57,9 +93,31 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def conditions() -> dict[str, Any]:
+    """Return what the last bits of a result depend on, and its key does not."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def conditions_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions under which a step was made; older manifests have the torch version."""
+    return manifest.get("conditions") or [{"torch": manifest["packages"]["torch"]}]
+
+
+def differing(made_under: Iterable[Mapping[str, Any]]) -> str:
+    """Say in what conditions differ, such as "threads: 1, 2"; "" if in nothing."""
+    found: dict[str, set[str]] = {}
+    for each in made_under:
+        for name, value in each.items():
+            found.setdefault(name, set()).add(str(value))
+    return "; ".join(
+        f"{NAMES.get(name, name)}: {', '.join(sorted(values))}"
+        for name, values in sorted(found.items())
+        if len(values) > 1
+    )
 
 
 def _version() -> str | None:

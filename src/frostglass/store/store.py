@@ -1,6 +1,7 @@
 """The store: a folder of finished steps, each under a key made of everything that made it.
 
     root/store.json                    {"format": 2}
+    root/.gitignore                    *
     root/<step>/<key>/                 what the step saved, manifest.json, timing.json
     root/<step>/<key>.partial/work/    checkpoints of an unfinished step
     root/<step>/<key>.lease/           the process that is working on it
@@ -28,14 +29,26 @@ from frostglass.store.files import (
     TAKEN,
     Work,
     full_disk_reported,
+    ignore_in_git,
+    make_private,
+    permissions,
     read_json,
     remove_temporaries,
     remove_tree,
+    restrict,
     sync,
     write_json,
 )
 from frostglass.store.lease import Lease, LeaseLost, owner_of
-from frostglass.store.manifest import MANIFEST, fingerprints, provenance, verify
+from frostglass.store.manifest import (
+    MANIFEST,
+    conditions,
+    conditions_of,
+    differing,
+    fingerprints,
+    provenance,
+    verify,
+)
 from frostglass.store.step import Event, Kind, Step, Task, with_key
 
 T = TypeVar("T")
@@ -65,7 +78,8 @@ class Store:
         self.device = device or default_device()
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
-        with _usable(self.root):
+        self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
+        with usable(self.root):
             self._check_root()
 
     def step(self, step: Step[T], config: Any, /, *, seed: int, **inputs: Any) -> T:
@@ -80,7 +94,7 @@ class Store:
         if task.key not in self._loaded:
             with full_disk_reported(self.root):
                 computed = self._obtain(task)
-                verify(task.final)
+                self._conditions[task.key] = conditions_of(verify(task.final))
                 self._loaded[task.key] = with_key(step.load(task.final, self.device), task.key)
         self._loaded.move_to_end(task.key)
         while len(self._loaded) > REMEMBERED:
@@ -99,6 +113,10 @@ class Store:
     def has(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> bool:
         """Return whether the step is finished; computes and writes nothing."""
         return (Task.of(step, config, inputs, seed, self.root).final / MANIFEST).is_file()
+
+    def mixed_conditions(self) -> str:
+        """Say in what the conditions differ under which used steps were made; "" if in nothing."""
+        return differing(each for made in self._conditions.values() for each in made)
 
     def _obtain(self, task: Task[Any]) -> bool:
         """Ensure that the result is on disk; return True if this call computed it."""
@@ -132,6 +150,9 @@ class Store:
             lease.check()
             earlier, started = _prepare(task.partial), time.monotonic()
             attempts = earlier["attempts"] + 1
+            # Checkpoints of an earlier attempt may have been made under other conditions.
+            before, now = earlier.get("conditions", []), conditions()
+            origin["conditions"] = [*before, now] if now not in before else before
 
             def timing() -> dict[str, Any]:
                 seconds = round(earlier["seconds"] + time.monotonic() - started, 3)
@@ -139,7 +160,8 @@ class Store:
 
             def before_save() -> None:
                 lease.check()
-                write_json(task.partial / TIMING, timing())
+                made_under = origin["conditions"]
+                write_json(task.partial / TIMING, {**timing(), "conditions": made_under})
 
             def on_progress(done: int, total: int, note: str) -> None:
                 self._emit(task, "progress", done, total, note)
@@ -155,6 +177,7 @@ class Store:
             finished = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(result / TIMING, {**timing(), "finished": finished})
             for path in (*result.rglob("*"), result):
+                restrict(path, permissions(self.root))
                 sync(path)
             lease.check()
             _publish(result, task.final)
@@ -170,7 +193,7 @@ class Store:
         A process that lost its lease unnoticed then cannot write into another one's result.
         """
         result = task.partial / f"result-{lease.owner}"
-        result.mkdir()
+        result.mkdir(permissions(self.root))
         task.step.save(product, result)
         files = fingerprints(result)
         if reserved := {MANIFEST, TIMING} & set(files):
@@ -184,8 +207,8 @@ class Store:
         return result
 
     def _claim(self, task: Task[Any]) -> Lease | None:
-        with _usable(self.root):
-            task.folder.mkdir(exist_ok=True)
+        with usable(self.root):
+            task.folder.mkdir(permissions(self.root), exist_ok=True)
             return Lease.claim(task.lease)
 
     def _wait(self, task: Task[Any], known: str) -> str:
@@ -221,8 +244,8 @@ class Store:
             )
 
     def _create_root(self) -> None:
-        with _usable(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+        with usable(self.root):
+            make_private(self.root)
             self._check_root()
             if not (self.root / MARKER).exists():
                 # Fails if another process creates the store first and removes our temporary file;
@@ -231,6 +254,8 @@ class Store:
                     write_json(self.root / MARKER, {"format": FORMAT})
                 self._check_root()
             remove_temporaries(self.root)
+            with suppress(FileNotFoundError):  # another process removed our temporary file
+                ignore_in_git(self.root)
 
     def _emit(
         self, task: Task[Any], kind: Kind, done: int = 0, total: int = 0, note: str = ""
@@ -241,7 +266,8 @@ class Store:
 
 def _prepare(partial: Path) -> dict[str, Any]:
     """Create or clean the folder of an unfinished step; return the timing of earlier attempts."""
-    (partial / "work").mkdir(parents=True, exist_ok=True)
+    for folder in (partial, partial / "work"):
+        folder.mkdir(permissions(folder.parent), exist_ok=True)
     for leftover in partial.glob("result-*"):
         remove_tree(leftover)
     remove_temporaries(partial)
@@ -261,7 +287,7 @@ def _publish(result: Path, final: Path) -> None:
 
 
 @contextmanager
-def _usable(root: Path) -> Iterator[None]:
+def usable(root: Path) -> Iterator[None]:
     """Turn missing permissions inside the block into a `StoreError`."""
     try:
         yield
