@@ -280,7 +280,7 @@ def test_a_final_grid_is_a_config(population):
 def model(title, accuracy, leak):
     share = Share(leak, max(0.0, leak - 0.1), min(1.0, leak + 0.1))
     shares = {"verified, prior only": Share(0.0, 0.0, 0.05)}
-    row = SeedRow("GMI", (0,), 8, shares, ())
+    row = SeedRow("model", "GMI", (0,), 8, shares, ())
     return Model(title, [], Share(accuracy, accuracy, accuracy), share, share, "GMI", {"GMI": row})
 
 
