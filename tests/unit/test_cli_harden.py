@@ -11,9 +11,13 @@ import torch
 
 from commands import FACES, SETTINGS, changed, enter, error_of, frostglass, written
 from frostglass.auditing import pipeline
+from frostglass.deploy.client import Client
+from frostglass.deploy.server import Server
+from frostglass.hardening.goal import FeatureGoal, ModelGoal
 from frostglass.models.checkpoint import load_target
 from frostglass.training.build import rebuild_network
 
+HALVES = ((Client, "client"), (Server, "server"))
 # Too small to believe: the verdict of the controls is set aside.
 TINY = f"""
 name = "tiny"
@@ -26,6 +30,25 @@ ATTACKS = """
 [[case]]
 case = "GMI, margin"
 attack = { name = "gmi", variant = "margin", steps = 2, candidates = 2, keep = 2, batch = 4 }
+"""
+NETWORKS = SETTINGS.partition("[prior]")[0]
+CUT = '[target]\ncut = "stage1"\nattributes = ["all"]'
+SPLIT = f"""
+name = "split"
+{FACES.replace("public_images = 1", "public_images = 3")}{NETWORKS.replace("[target]", CUT)}
+[embedder]
+epochs = 1
+options = {{ width = 4 }}
+
+[attack]
+name = "decoder"
+epochs = 1
+width = 4
+
+[judging]
+images = 1
+min_accuracy = 0.0
+min_true_accepts = 0.0
 """
 OPTIONS = (
     "--defenses",
@@ -43,6 +66,7 @@ OPTIONS = (
 def world(tmp_path, monkeypatch):
     enter(tmp_path, monkeypatch)
     (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "split.toml").write_text(SPLIT)
     (tmp_path / "attacks.toml").write_text(ATTACKS)
     return tmp_path
 
@@ -56,6 +80,10 @@ def believe(monkeypatch):
 
 def harden(*options, accuracy=0.01):
     return frostglass("harden", "tiny.toml", "--accuracy", accuracy, *options)
+
+
+def protect(*options, utility=0.01):
+    return frostglass("harden", "split.toml", "--protect", "--utility", utility, *options)
 
 
 @pytest.mark.slow
@@ -109,6 +137,79 @@ def check_files(out):
         "everybody": [f"person {number}" for number in range(4)],
     }
     assert "tiny, second half" in (out / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_whole_protection_and_its_repetition(world, monkeypatch):
+    believe(monkeypatch)
+    monkeypatch.setattr(FeatureGoal, "unproven", ModelGoal.unproven)
+    options = ("--defenses", "adv_learn", "--budget", "1 trial", "--seeds", "2", "--measure", "auc")
+    result = protect(*options)
+    assert (result.code, result.errors) == (0, [])
+    assert "recommended: adv_learn (pixel " in result.out
+    out = world / "runs" / "split-harden"
+    facts = json.loads((out / "result.json").read_text())
+    assert (facts["utility"], facts["measure"]) == (0.01, "auc")
+    for models in facts["final"].values():
+        assert [model["title"] for model in models] == ["undefended", "adv_learn"]
+        assert set(models[0]["by_attack"]) == {"decoder", "hybrid"}
+        assert {"utility", "verified", "similarity"} <= set(models[0])
+    client, server = (kind.load(out / "model" / name) for kind, name in HALVES)
+    features = client.protect(torch.rand(2, 3, 16, 16))
+    assert server.answer(features).shape == (2, len(server.classes))
+    assert "# split, protected with adv_learn" in (out / "model" / "README.md").read_text()
+    (row,) = csv.DictReader((out / "trials.csv").open())
+    assert {"utility", "leak", "similarity"} <= set(row)
+    table = (out / "table.md").read_text()
+    assert "| split, everybody: undefended, hybrid |" in table
+    assert "| 0, 1 |" in table
+    assert sorted(each.name for each in (out / "final").iterdir()) == [
+        f"{people}-seed-{seed}" for people in ("everybody", "second-half") for seed in (0, 1)
+    ]
+    for name in ("frontier-second-half.svg", "frontier-everybody.svg"):
+        ElementTree.fromstring((out / name).read_text())
+    assert json.loads(protect(*options, "--json").out) == facts
+    assert error_of(protect(*options, utility=0.02)).startswith(
+        "the study in runs/split-harden was begun with other settings (utility): give these again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--accuracy", 0.9, "--protect"], "--accuracy is that of whole models: give the least"),
+        (["--accuracy", 0.9, "--utility", 0.8], "--utility is about protected features: add"),
+        (["--accuracy", 0.9, "--measure", "auc"], "--measure is about protected features: add"),
+        (["--protect"], "--utility: required with --protect, the least MCC"),
+        ([], "--accuracy: required, the least that you accept"),
+        (["--protect", "--utility", 1.2], "utility: expected a mean MCC between 0 and 1, got 1.2"),
+        (["--protect", "--utility", 0.8, "--measure", "f1"], "measure: expected mcc or auc"),
+        (["--protect", "--utility", 0.8], "target.cut: required to tune protections of features"),
+    ],
+)
+def test_options_that_do_not_go_together(world, options, message):
+    assert error_of(frostglass("harden", "tiny.toml", *options)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--defenses", "calor"], "defenses: calor defends whole models and cannot protect"),
+        (["--defenses", "craftr"], "defenses: no defense named 'craftr'; did you mean 'crafter'?"),
+        (["--defenses", "crafter"], "prior: crafter needs one, got none: set [prior]"),
+        (changed("grid.seed=[0, 1]"), "grid: hardening takes a config of one experiment"),
+    ],
+)
+def test_what_cannot_be_protected_is_refused_before_anything_is_computed(world, options, message):
+    error = error_of(protect(*options))
+    assert error.startswith(message), error
+    assert not (world / ".frostglass").exists()
+
+
+def test_a_utility_above_that_of_unprotected_features(world):
+    error = error_of(protect("--defenses", "adv_learn", utility=0.999), worked=True)
+    assert error.startswith("utility: the undefended model reaches ")
+    assert "asked for 0.999: accept less" in error
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.evaluators.embedder import Embedder
 from frostglass.hardening import final, tuning
-from frostglass.hardening.cases import final_cases, given_cases
+from frostglass.hardening import goal as goals
+from frostglass.hardening.cases import given_cases, model_cases
 from frostglass.hardening.final import Model, dominated, final_settings, finalists
 from frostglass.hardening.frontier import frontier
-from frostglass.hardening.space import candidates
+from frostglass.hardening.goal import ModelGoal
+from frostglass.hardening.space import Tunable, candidates
 from frostglass.hardening.study import Outcome, Trial
 from frostglass.hardening.tuning import Tuner, tuning_experiment
 from frostglass.metrics.base import Rows
@@ -47,6 +49,10 @@ def test_without_enough_public_images_tuning_has_no_embedder():
     assert [type(each) for each in tuned.evaluators] == [Training, Training]
 
 
+def model_of(accuracy):
+    return SimpleNamespace(target=SimpleNamespace(info={"accuracy": {"test": accuracy}}))
+
+
 class Calls:
     """Stands for the pipeline: a model of some accuracy, and an audit of it."""
 
@@ -57,9 +63,9 @@ class Calls:
         self.rows = Rows(labels=torch.arange(len(verified)), columns=columns)
         self.attacked = 0
 
-    def trained(self, exp, store):
+    def exposed(self, exp, store):
         self.exp = exp
-        return SimpleNamespace(info={"accuracy": {"test": self.accuracy}})
+        return model_of(self.accuracy)
 
     def audit(self, exp, store):
         self.attacked += 1
@@ -70,17 +76,17 @@ class Calls:
 
 
 def tuned(calls, monkeypatch, values=None):
-    for name in ("trained", "audit"):
-        monkeypatch.setattr(tuning, name, getattr(calls, name))
-    (candidate,) = candidates(["calor"], 4)
-    tuner = Tuner(experiment(), None, 0.9)
+    monkeypatch.setattr(goals, "exposed", calls.exposed)
+    monkeypatch.setattr(tuning, "audit", calls.audit)
+    (candidate,) = candidates(["calor"], Tunable("model", 4))
+    tuner = Tuner(experiment(), None, ModelGoal(0.9))
     return tuner(candidate, values or {"calor.rank": 3, "calor.b": 8.0})
 
 
 def test_a_trial_measures_the_first_guess(monkeypatch):
     calls = Calls(0.9)
     outcome = tuned(calls, monkeypatch)
-    assert (outcome.accuracy, outcome.leak, outcome.reason) == (0.9, 0.25, "")
+    assert (outcome.utility, outcome.leak, outcome.reason) == (0.9, 0.25, "")
     assert outcome.low <= 0.25 <= outcome.high
     assert [(each.name, each.rank) for each in calls.exp.defenses] == [("calor", 3)]
 
@@ -105,7 +111,7 @@ def test_an_audit_that_proves_nothing_is_no_leak_of_zero(calls, reason, monkeypa
 def test_settings_that_cannot_work_are_no_trial(monkeypatch):
     calls = Calls(0.95)
     outcome = tuned(calls, monkeypatch, {"calor.rank": 5, "calor.b": 8.0})  # of 4 people
-    assert outcome.leak is outcome.accuracy is None
+    assert outcome.leak is outcome.utility is None
     assert "calor.rank must be at most 4" in outcome.reason
     assert calls.attacked == 0
 
@@ -113,17 +119,19 @@ def test_settings_that_cannot_work_are_no_trial(monkeypatch):
 def test_an_attack_that_does_not_break_the_undefended_model_tunes_nothing(monkeypatch):
     monkeypatch.setattr(tuning, "audit", Calls(0.99, vacuous="it does not break").audit)
     with pytest.raises(RunError, match="nothing can be tuned: it does not break"):
-        Tuner(experiment(), None, 0.9).undefended()
+        Tuner(experiment(), None, ModelGoal(0.9)).undefended()
 
 
 # Finalists
 
-KNOWN = {each.title: each for each in candidates(["calor", "bido", "mid", "transfer"], 20)}
+TUNED = ["calor", "bido", "mid", "transfer"]
+KNOWN = {each.title: each for each in candidates(TUNED, Tunable("model", 20))}
 
 
 def trial(title, leak, accuracy=0.97, number=0):
     candidate = KNOWN[title]
-    outcome = Outcome(accuracy, leak, leak, leak, "" if leak is not None else "misses the accuracy")
+    reason = "" if leak is not None else "misses the accuracy"
+    outcome = Outcome(accuracy, leak, leak, leak, reason=reason)
     values = candidate.first() | {f"{candidate.names[0]}.number": number}
     return Trial(candidate, number, values, 1.0, outcome)
 
@@ -135,14 +143,14 @@ def qualify(trials, monkeypatch, accuracies):
     def built(tables):
         return tables
 
-    def trained(exp, store):
+    def exposed(exp, store):
         title = " + ".join(table["name"] for table in exp.defenses)
         made.append((title, exp.defenses[0]["number"]))
-        return SimpleNamespace(info={"accuracy": {"test": accuracies.get(made[-1], 0.95)}})
+        return model_of(accuracies.get(made[-1], 0.95))
 
     monkeypatch.setattr(final, "built", built)
-    monkeypatch.setattr(final, "trained", trained)
-    found = finalists(trials, experiment(), None, 0.95)
+    monkeypatch.setattr(goals, "exposed", exposed)
+    found = finalists(trials, experiment(), None, ModelGoal(0.95))
     return [(each.title, each.trial.number) for each in found], made
 
 
@@ -203,7 +211,7 @@ def test_no_accurate_trial_says_what_was_best(monkeypatch):
 
 def test_the_attacks_of_a_final_table():
     exp = experiment(attack={"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50})
-    cases = {case["case"]: case for case in final_cases(exp, ["calor", "mid"])}
+    cases = {case["case"]: case for case in model_cases(exp, ["calor", "mid"])}
     assert list(cases) == [
         "GMI",
         "MIRROR",
@@ -224,13 +232,13 @@ def test_the_attacks_of_a_final_table():
 
 def test_an_attack_is_not_run_twice_under_two_names():
     exp = experiment(attack={"name": "gmi", "variant": "margin"})
-    names = [case["case"] for case in final_cases(exp, ["calor", "label_smoothing"])]
+    names = [case["case"] for case in model_cases(exp, ["calor", "label_smoothing"])]
     assert names == ["GMI", "MIRROR", "GMI, aimed", "GMI, straight", "GMI, poincare"]
 
 
 def test_an_attack_without_gradients_leaves_the_variants_to_mirror():
     exp = experiment(attack={"name": "brepmi"}, prior={"name": "wgan"})
-    cases = final_cases(exp, ["calor"])
+    cases = model_cases(exp, ["calor"])
     assert [case["case"] for case in cases] == [
         "BREP-MI", "MIRROR", "MIRROR, margin", "MIRROR, aimed", "MIRROR, straight",
     ]  # fmt: skip
@@ -239,7 +247,7 @@ def test_an_attack_without_gradients_leaves_the_variants_to_mirror():
 
 def test_an_attacker_who_knows_decoys_subtracts_students_and_lists_people():
     exp = experiment(attack={"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50})
-    cases = {case["case"]: case for case in final_cases(exp, ["decoys"])}
+    cases = {case["case"]: case for case in model_cases(exp, ["decoys"])}
     assert list(cases) == [
         "GMI", "MIRROR", "GMI, subtract", "Modes of GMI", "Members of GMI", "Repel of GMI",
         "Unlearn of GMI",
@@ -260,7 +268,7 @@ def test_an_attacker_who_knows_decoys_subtracts_students_and_lists_people():
 )
 def test_attacks_that_cannot_be_read(tables):
     with pytest.raises(ConfigError, match=r"^attacks"):
-        given_cases(tables)
+        given_cases(tables, "prior")
 
 
 @pytest.mark.parametrize("population", final.POPULATIONS)
@@ -268,9 +276,10 @@ def test_a_final_grid_is_a_config(population):
     settings = {"prior": {"name": "pretrained"}, "data": MANY, "seed": 5, "attack": {"name": "gmi"}}
     exp = Experiment.parse(settings)
     tables = [[{"name": "calor", "rank": 3}], [{"name": "calor", "rank": 3}, {"name": "bido"}]]
-    cases = final_cases(exp, ["calor"])
+    cases = model_cases(exp, ["calor"])
     for given in (cases, [case | {"prior": {"name": "wgan"}} for case in cases]):
-        chosen = experiments(final_settings(settings, exp, population, tables, given, 2))
+        (values,) = final_settings(settings, exp, population, tables, given, 2)
+        chosen = experiments(values)
         assert len(chosen) == 3 * len(cases) * 2
         assert {each.seed for _, each in chosen} == {5, 6}
         assert chosen[0][0] == "undefended, GMI, seed=5"
@@ -306,7 +315,9 @@ def test_the_undefended_model_can_beat_a_defense():
 def test_the_frontier_is_a_drawing_of_its_own():
     from xml.etree import ElementTree
 
-    text = frontier([model("undefended", 0.98, 0.9), model("a < b", 0.96, 0.2)], "everybody")
+    text = frontier(
+        [model("undefended", 0.98, 0.9), model("a < b", 0.96, 0.2)], "everybody", ModelGoal(0.9)
+    )
     root = ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     marks = [each for each in root.iter() if each.get("class", "").startswith("point")]
@@ -316,17 +327,22 @@ def test_the_frontier_is_a_drawing_of_its_own():
 
 def audits(**reasons):
     """A run whose audits are vacuous for these reasons, by case."""
-    made = tuple(
+    made = [
         SimpleNamespace(
             experiment=SimpleNamespace(case=case), controls=SimpleNamespace(vacuous=reason)
         )
         for case, each in reasons.items()
         for reason in each
-    )
-    vacuous = [each.controls.vacuous for each in made if each.controls.vacuous]
-    return SimpleNamespace(audits=made, vacuous=vacuous)
+    ]
+    return SimpleNamespace(audits=made, labels=[each.experiment.case for each in made])
 
 
 def test_a_table_needs_one_attack_that_works_with_every_seed():
-    assert final._unsound(audits(gmi=["", ""], mirror=["weak", ""])) == []
-    assert final._unsound(audits(gmi=["", "weak"], mirror=["weak", ""])) == ["weak"]
+    goal = ModelGoal(0.9)
+    assert final._unsound([audits(gmi=["", ""], mirror=["weak", ""])], goal) == []
+    unsound = audits(gmi=["", "weak"], mirror=["weak", ""])
+    assert final._unsound([unsound], goal) == ["gmi: weak"]
+    # Seeds may be runs of their own.
+    apart = [audits(gmi=[""], mirror=["weak"]), audits(gmi=["weak"], mirror=[""])]
+    assert final._unsound(apart, goal) == ["mirror: weak"]
+    assert final._unsound([apart[0], audits(gmi=[""], mirror=[""])], goal) == []

@@ -3,6 +3,7 @@
 import os
 import signal
 import warnings
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -14,11 +15,14 @@ from frostglass.defenses.base import defenses
 from frostglass.defenses.strengths import Choice
 from frostglass.hardening import study as module
 from frostglass.hardening.budget import SearchBudget
-from frostglass.hardening.space import built, candidates, default_names, described
+from frostglass.hardening.goal import FeatureGoal, ModelGoal
+from frostglass.hardening.space import Tunable, built, candidates, described
 from frostglass.hardening.study import Outcome, open_study
 from killing import ended, fork, run_until_done
 
 SETTINGS = {"accuracy": 0.9, "seed": 0}
+GOAL = ModelGoal(0.9)
+MODELS = Tunable("model", 20)
 TRIALS = 7
 
 
@@ -32,7 +36,7 @@ def leak(candidate, values):
 
 
 def search(folder, evaluate=leak, budget=f"{TRIALS} trials", names=("calor", "label_smoothing")):
-    with open_study(folder, candidates(names, 20), SETTINGS, accuracy=0.9, seed=3) as study:
+    with open_study(folder, candidates(names, MODELS), SETTINGS, goal=GOAL, seed=3) as study:
         study.run(evaluate, SearchBudget.parse(budget))
         return made(study)
 
@@ -58,7 +62,7 @@ def test_candidates_take_turns_and_begin_with_their_defaults(unbroken):
 def test_a_model_that_misses_the_accuracy_has_no_leak(unbroken):
     pruned = [outcome for *_, outcome in unbroken if outcome.leak is None]
     assert pruned
-    assert all(outcome.accuracy < 0.9 and outcome.reason for outcome in pruned)
+    assert all(outcome.utility < 0.9 and outcome.reason for outcome in pruned)
 
 
 @pytest.mark.parametrize(
@@ -133,17 +137,17 @@ def test_other_settings_are_refused(tmp_path):
     changed = {**SETTINGS, "accuracy": 0.8}
     with (
         pytest.raises(ConfigError, match=r"begun with other settings \(accuracy\): give these"),
-        open_study(tmp_path, candidates(["calor"], 20), changed, accuracy=0.8, seed=3),
+        open_study(tmp_path, candidates(["calor"], MODELS), changed, goal=ModelGoal(0.8), seed=3),
     ):
         pass
 
 
 def test_a_second_process_is_refused(tmp_path):
-    known = candidates(["calor"], 20)
+    known = candidates(["calor"], MODELS)
     with (
-        open_study(tmp_path, known, SETTINGS, accuracy=0.9, seed=3),
+        open_study(tmp_path, known, SETTINGS, goal=GOAL, seed=3),
         pytest.raises(ConfigError, match="another process is working on the study"),
-        open_study(tmp_path, known, SETTINGS, accuracy=0.9, seed=3),
+        open_study(tmp_path, known, SETTINGS, goal=GOAL, seed=3),
     ):
         pass
 
@@ -185,7 +189,7 @@ def test_budgets_that_cannot_be_read(text):
 
 
 def test_pairs_that_cannot_be_combined_are_left_out():
-    titles = [each.title for each in candidates(["calor", "mid", "bido"], 20)]
+    titles = [each.title for each in candidates(["calor", "mid", "bido"], MODELS)]
     assert titles == ["calor", "mid", "bido", "calor + bido", "mid + bido"]
 
 
@@ -200,23 +204,73 @@ def test_pairs_that_cannot_be_combined_are_left_out():
 )
 def test_defenses_that_cannot_be_tuned(names, message):
     with pytest.raises(ConfigError, match=message):
-        candidates(names, 20)
+        candidates(names, MODELS)
 
 
-TUNABLE = [name for name in defenses.names() if defenses.get(name).strengths(10, 150)]
+MANY, SPLIT = Tunable("model", 10, 150), Tunable("features", 10)
+SURFACES = {
+    name: tunable for tunable in (MANY, SPLIT) for name in defenses.names() if tunable.ranges(name)
+}
 
 
 def test_the_defaults_can_be_tuned():
-    assert default_names(10, 150)
-    assert set(default_names(10, 150)) <= set(TUNABLE)
-    assert "decoys" in default_names(10, 150)
-    assert "decoys" not in default_names(10, 9)  # fewer secret people than classes
+    for goal, tunable in ((GOAL, MANY), (FeatureGoal(0.8), SPLIT)):
+        assert all(map(tunable.ranges, goal.preferred(SimpleNamespace(prior="any"))))
+    assert not Tunable("model", 10, 9).ranges("decoys")  # fewer secret people than classes
 
 
-@pytest.mark.parametrize("name", TUNABLE)
+def test_protections_that_need_a_prior_are_no_default_without_one():
+    assert FeatureGoal(0.8).preferred(SimpleNamespace(prior=None)) == ("adv_learn",)
+
+
+def test_defenses_are_tuned_where_they_act():
+    assert not MANY.ranges("crafter")
+    assert not SPLIT.ranges("calor")
+    for name in ("adv_learn", "disco", "tiprdc", "crafter", "crafter_z"):
+        assert SPLIT.ranges(name)
+
+
+def test_one_protection_at_most_acts_on_what_leaves():
+    titles = [each.title for each in candidates(["adv_learn", "crafter", "crafter_z"], SPLIT)]
+    assert titles == [
+        "adv_learn", "crafter", "crafter_z", "adv_learn + crafter", "adv_learn + crafter_z",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("craftr", r"no defense named 'craftr'; did you mean 'crafter'\? known: adv_learn, "),
+        ("calor", "calor defends whole models and cannot protect features; known: adv_learn, "),
+    ],
+)
+def test_defenses_that_cannot_protect_features(name, message):
+    with pytest.raises(ConfigError, match=message):
+        candidates([name], SPLIT)
+
+
+def test_similarity_decides_between_equal_leaks_and_no_others():
+    least, same, more = (
+        Outcome(0.9, leak, similarity=similarity)
+        for leak, similarity in ((0.0, 0.2), (0.0, 0.9), (1 / 1000, -1.0))
+    )
+    assert least.objective < same.objective < more.objective
+    assert least.rank < same.rank < more.rank
+    assert Outcome(0.9, 0.25).objective == 0.25  # models have no similarity
+
+
+@pytest.mark.parametrize("outcome", [Outcome(0.9, 0.2, 0.1, 0.3, 0.5), Outcome(reason="failed")])
+def test_an_outcome_is_kept_under_the_name_of_its_utility(outcome):
+    plain = outcome.plain("utility")
+    assert plain["utility"] == outcome.utility
+    assert Outcome.read(plain, "utility") == outcome
+    assert set(Outcome(0.9).plain("accuracy")) == {"accuracy", "leak", "low", "high", "reason"}
+
+
+@pytest.mark.parametrize("name", SURFACES)
 @pytest.mark.parametrize("end", ["low", "high"])
 def test_a_defense_takes_the_ends_of_its_ranges(name, end):
-    (candidate,) = candidates([name], 10, 150)
+    (candidate,) = candidates([name], SURFACES[name])
     values = {
         key: limits.options[end == "high"] if isinstance(limits, Choice) else getattr(limits, end)
         for key, limits in candidate.ranges.items()

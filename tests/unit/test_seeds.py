@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from commands import error_of, frostglass
+from feature_folders import make_feature_run
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.metrics._stats import interval, interval_over_seeds
-from frostglass.report.load import AuditRows, Run
+from frostglass.report.load import AuditRows, Run, read_run
 from frostglass.report.seeds import seed_rows, seed_table
 from run_folders import BROKEN, make_run
 
@@ -33,12 +34,14 @@ def run(audits: list[dict[str, Any]], candidates: int = 1, **settings: Any) -> R
                 "label": audit["label"],
                 "seed": audit["seed"],
                 "surface": audit.get("surface", "model"),
-                "utility": {"mean_mcc": audit.get("mcc", 0.8)},
+                "utility": {"mean_mcc": audit.get("mcc", 0.8), "mean_auc": 0.9},
                 "target": {"accuracy": {"test": audit.get("accuracy", 0.9)}},
-                "evaluators": [{"model": "resnet"}, {"model": "faces32"}],
+                "evaluators": [
+                    {"model": "resnet", "decides": False},
+                    {"model": "faces32", "decides": True},
+                ],
                 "prior_only": {"verified_2": {"by_identity": [0.0] * PEOPLE}},
                 "controls": {
-                    "deciding": "verified_2",
                     "vacuous": audit.get("vacuous", ""),
                     "fooled": audit.get("fooled", False),
                 },
@@ -107,9 +110,17 @@ def test_runs_on_features_are_joined_by_their_attacked_images():
     assert row.shares["verified"].value == pytest.approx(0.25)  # one of two images of half of them
     assert "verified, any" not in row.shares
     table = seed_table(runs, "markdown")
-    assert table.startswith("| audit | MCC | similarity | verified | strict | top-1")
+    assert table.startswith("| audit | MCC | AUC | similarity | verified | strict |")
     assert "attacked images" in table
     assert next(csv.DictReader(io.StringIO(seed_table(runs, "csv"))))["MCC low"] == "0.7"
+
+
+def test_verified_is_not_the_similarity_that_is_the_headline_of_features(tmp_path):
+    folder = make_feature_run(tmp_path, [{"similarity": 0.6, "hits": 4}], people=8, images=2)
+    (row,) = seed_rows([read_run(folder)])
+    assert row.shares["similarity"].value == pytest.approx(0.6)
+    assert row.shares["verified"].value == pytest.approx(4 / 16)
+    assert row.shares["verified, prior only"].value == 0
 
 
 def test_other_settings_are_other_rows():

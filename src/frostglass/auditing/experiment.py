@@ -325,8 +325,6 @@ def _feature_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
         problems.append(
             'target.attributes: required with target.cut; name the attributes, or set ["all"]'
         )
-    if len(names := [defense.name for defense in chosen if defense.releases]) > 1:
-        problems.append(f"defenses: {' and '.join(names)} both release features: keep one of them")
     problems += [
         f"defenses: {defense.name} defends a classifier of people, and a split model predicts "
         "attributes: remove it"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frostglass.auditing.controls import Controls
+from frostglass.auditing.controls import Controls, deciding_evaluator, exclusions
 from frostglass.auditing.expand import GIVEN, UNDEFENDED
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import Exposure
@@ -71,6 +71,12 @@ class Audit(Products):
     @property
     def rows(self) -> Rows:
         return self.trial.rows
+
+    @property
+    def verified(self) -> str:
+        """The column of the evaluator whose verification decides, on either surface."""
+        pairs = list(zip(self.evaluators, self.verifiers, strict=True))
+        return f"verified_{deciding_evaluator(pairs, exclusions(pairs, self.experiment.judging))}"
 
     def _verdict(self) -> str:
         return f"VACUOUS: {self.controls.vacuous}" if self.controls.vacuous else "believable"

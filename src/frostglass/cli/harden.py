@@ -11,6 +11,7 @@ from frostglass.cli.run import check_machine, check_writable, default_folder, pr
 from frostglass.cli.tables import print_table
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.hardening.final import EVERYBODY
+from frostglass.hardening.goal import Goal, goal_of
 from frostglass.hardening.harden import Hardening, plan_hardening, run_plan
 from frostglass.hardening.space import described
 from frostglass.hardening.study import SETTINGS, Trial
@@ -22,7 +23,10 @@ from frostglass.store.store import Store
 class Request:
     """The options of the command, as they were given."""
 
-    accuracy: float
+    accuracy: float | None
+    protect: bool
+    utility: float | None
+    measure: str | None
     defenses: str | None
     budget: str
     seeds: int
@@ -44,7 +48,7 @@ def harden_settings(
     check_machine(store)
     plan = plan_hardening(
         settings,
-        accuracy=request.accuracy,
+        _goal(request),
         defenses=_names(request.defenses),
         budget=request.budget,
         seeds=request.seeds,
@@ -55,14 +59,39 @@ def harden_settings(
 
         def watch(number: int, trial: Trial | None) -> None:
             kind: Kind = "done" if trial else "start"
-            listener(Event("trial", str(number), kind, note=_sentence(trial) if trial else ""))
+            note = _sentence(trial, plan.goal) if trial else ""
+            listener(Event("trial", str(number), kind, note=note))
 
         result = run_plan(plan, Store(store, listener=listener), folder, redact=redact, watch=watch)
-    print(json.dumps(result.facts)) if as_json else _print(result)
+    print(json.dumps(result.facts)) if as_json else _print(result, plan.goal)
     failures = [f"FAILED: {reason}" for reason in result.final.failed]
     failures += [f"VACUOUS: {reason}" for reason in result.final.vacuous]
     if failures:
         raise RunError("; ".join(failures))
+
+
+def _goal(request: Request) -> Goal:
+    """Return what is asked for; each surface has an option of its own for it."""
+    if request.protect and request.accuracy is not None:
+        raise ConfigError(
+            "--accuracy is that of whole models: give the least --utility with --protect instead"
+        )
+    if not request.protect:
+        for option, value in (("--utility", request.utility), ("--measure", request.measure)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is about protected features: add --protect, or give --accuracy "
+                    "alone for a whole model"
+                )
+    if (request.utility if request.protect else request.accuracy) is None:
+        raise ConfigError(
+            "--utility: required with --protect, the least MCC of the server's answers that you "
+            "accept, such as 0.8 (AUC with --measure auc)"
+            if request.protect
+            else "--accuracy: required, the least that you accept, such as 0.95; for features that "
+            "leave a device give --protect --utility"
+        )
+    return goal_of(request.accuracy, request.utility, request.measure or "mcc")
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -98,23 +127,23 @@ def _folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def _sentence(trial: Trial) -> str:
+def _sentence(trial: Trial, goal: Goal) -> str:
     outcome = trial.outcome
-    words = [] if outcome.accuracy is None else [f"accuracy {outcome.accuracy:.1%}"]
+    words = [] if outcome.utility is None else [f"{goal.title} {goal.text(outcome.utility)}"]
     words += [outcome.reason] if outcome.leak is None else [f"verified {outcome.leak:.1%}"]
     return f"{described(trial.tables)}: {', '.join(words)}"
 
 
-def _print(result: Hardening) -> None:
+def _print(result: Hardening, goal: Goal) -> None:
     facts = result.facts
-    for population, models in facts["final"].items():
+    for population, models in result.final.models.items():
         rows = [
             {
-                "model": described(model["defenses"]) or model["title"],
-                "accuracy": _percent(model["accuracy"]),
-                "verified, first": _percent(model["verified_first"]),
-                "verified, any": _percent(model["verified_any"]),
-                "strongest attack": model["attack"],
+                "model": described(model.settings) or model.title,
+                goal.title: str(model.utility),
+                goal.leak.title: str(model.leak),
+                goal.widest.title: str(model.widest),
+                "strongest attack": model.attack,
             }
             for model in models
         ]
@@ -131,7 +160,3 @@ def _print(result: Hardening) -> None:
         print(facts["recommended"]["remark"])
     print(f"model: {facts['model']}")
     print(f"report: {facts['report']}")
-
-
-def _percent(share: dict[str, float]) -> str:
-    return f"{share['value']:.1%} ({share['low']:.1%} to {share['high']:.1%})"

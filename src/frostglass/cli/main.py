@@ -158,16 +158,35 @@ def check(
 
 @app.command()
 def harden(
-    config: Annotated[Path, typer.Argument(help="A TOML file with one audit of a model.")],
-    accuracy: Annotated[
-        float, typer.Option("--accuracy", help="The least accuracy you accept, such as 0.95.")
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file with one audit of a model, or of features.")
     ],
+    accuracy: Annotated[
+        float | None,
+        typer.Option("--accuracy", help="The least accuracy you accept of a model, e.g. 0.95."),
+    ] = None,
+    protect: Annotated[
+        bool,
+        typer.Option("--protect", help="Tune protections of features that leave a device."),
+    ] = False,
+    utility: Annotated[
+        float | None,
+        typer.Option(
+            "--utility", help="With --protect: the least utility of the server's answers, e.g. 0.8."
+        ),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure", help="That utility, a mean over attributes: mcc (by default) or auc."
+        ),
+    ] = None,
     defenses: Annotated[
         str | None,
         typer.Option(
             "--defenses",
             metavar="NAMES",
-            help="Defenses to tune, alone and in pairs, e.g. calor,bido.",
+            help="Defenses to tune, alone and in pairs, e.g. calor,bido or adv_learn,crafter.",
         ),
     ] = None,
     budget: Annotated[
@@ -185,11 +204,11 @@ def harden(
     threads: ThreadsOption = None,
     redact: RedactOption = False,
 ) -> None:
-    """Find the defense that leaks least at an accuracy you accept; run it again to resume."""
+    """Find the defense that leaks least at a utility you accept; run it again to resume."""
     from frostglass.auditing.config_file import read_config
     from frostglass.cli.harden import Request, harden_settings
 
-    request = Request(accuracy, defenses, budget, seeds, attacks)
+    request = Request(accuracy, protect, utility, measure, defenses, budget, seeds, attacks)
     values = read_config(config, settings or ())
     harden_settings(values, store, out, request, as_json=as_json, threads=threads, redact=redact)
 

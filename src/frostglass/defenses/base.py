@@ -148,6 +148,7 @@ class Defense(Method):
     disabled: ClassVar[Mapping[str, Any]] = {}
     adaptive: ClassVar[tuple[str, ...]] = ()
     takes_attributes: ClassVar[bool] = False  # also defends classifiers of attributes
+    needs_cut: ClassVar[bool] = False  # acts on features at a cut, so not on whole models
     releases: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -54,7 +54,12 @@ def conflicts(defenses: Sequence[Defense]) -> list[str]:
         for one, other in combinations(defenses, 2)
         if one.adds_images() and other.adds_images()
     ]
-    return incomplete + mixing + leaking + adding + twice
+    releasing = [
+        f"{one.name} and {other.name} both release features: keep one of them"
+        for one, other in combinations(defenses, 2)
+        if one.releases and other.releases
+    ]
+    return incomplete + mixing + leaking + adding + twice + releasing
 
 
 def during_stage(defenses: Sequence[Defense]) -> tuple[Defense, ...]:

@@ -1,4 +1,4 @@
-"""The attacks of the final table: the config's, MIRROR, and those of who knows the defenses."""
+"""The attacks of the final table: the config's, the usual ones, those that know a defense."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -8,6 +8,9 @@ from frostglass.attacks._search.augmented import AugmentedDescent
 from frostglass.attacks._search.descent import Descent
 from frostglass.attacks._search.wrapped import OWN, WrappedAttack
 from frostglass.attacks.base import Attack, attacks
+from frostglass.attacks.features.base import FeatureAttack
+from frostglass.attacks.features.decoder import Decoder
+from frostglass.attacks.features.hybrid import Hybrid
 from frostglass.attacks.model.mirror import Mirror
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.run_folder import described
@@ -18,12 +21,14 @@ from frostglass.priors.pretrained import Pretrained
 POOL_PER_STEP = 20  # draws that MIRROR starts from for each of its steps, as in the demo's attack
 STUDENT_DRAWS = 4000  # images of the prior that a student learns from
 GUESSES = 5  # of attacks that list several people
+PROTECTED, PROTECTED_EPOCHS = 64, 40  # images that A1 asks the device to protect, and its epochs
+RELEASES = 2  # of the same images, which A3 averages
 STYLES = {"faces32": "styles32"}  # embedded priors, and the StyleGAN2 of the same people
 
 Case = dict[str, Any]
 
 
-def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
+def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     """Return the cases of a grid for models with these defenses: attacks, perhaps with a prior.
 
     An adaptive attack is a variant of the config's attack, or of MIRROR where the config's has no
@@ -50,14 +55,47 @@ def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     return _distinct(cases)
 
 
-def given_cases(tables: Sequence[Mapping[str, Any]]) -> list[Case]:
+def feature_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
+    """Return the cases of a grid for features with these protections.
+
+    The config's attack, a decoder and a search that starts from it. If a protection acts on what
+    leaves the device, also decoders that know it: trained on what it releases for other images
+    (A1), and given the mean of several releases (A3).
+    """
+    decoder = _decoder(exp.attack)
+    own = {key: value for key, value in asdict(decoder).items() if value != vars(Decoder())[key]}
+    usual: list[FeatureAttack] = [decoder, Hybrid(starter=own)]
+    if any(defenses.get(name).releases for name in names):
+        usual.append(replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS))
+        usual.append(replace(decoder, averaged=RELEASES))
+    cases: dict[str, Case] = {}
+    for attack in [exp.attack, *usual]:
+        title = _feature_title(attack)
+        cases.setdefault(title, _case(title, attack, {}))  # the config's comes first, and stays
+    return list(cases.values())
+
+
+def _decoder(attack: Attack) -> Decoder:
+    """Return a decoder with the settings of the config's, without knowledge of a protection."""
+    if isinstance(attack, Hybrid) and attack.first is not None:
+        attack = attack.first
+    return replace(attack, adapt=0, averaged=1) if isinstance(attack, Decoder) else Decoder()
+
+
+def _feature_title(attack: Attack) -> str:
+    assert isinstance(attack, FeatureAttack)  # the surface of an experiment and its attack agree
+    knows = [*(["A1"] if attack.protected_images else []), *(["A3"] if attack.releases > 1 else [])]
+    return ", ".join([attack.display_title, *knows])
+
+
+def given_cases(tables: Sequence[Mapping[str, Any]], prior: str) -> list[Case]:
     """Check the cases that a user gives: each has a name and an attack, and perhaps a prior."""
     for number, table in enumerate(tables):
-        unknown = sorted(set(table) - {"case", "attack", "prior"})
+        unknown = sorted(set(table) - {"case", "attack", prior})
         if unknown or not isinstance(table.get("case"), str) or "attack" not in table:
             raise ConfigError(
                 f'attacks[{number}]: expected {{ case = "NAME", attack = {{ ... }} }}, perhaps '
-                f"with a prior; got {', '.join(table) or 'an empty table'}"
+                f"with {prior}; got {', '.join(table) or 'an empty table'}"
             )
     if not tables:
         raise ConfigError("attacks: expected at least one case, got none")

@@ -13,9 +13,10 @@ from frostglass.auditing.run_folder import described as as_table
 from frostglass.auditing.run_folder import write_run
 from frostglass.core.errors import RunError
 from frostglass.hardening.cases import Case
+from frostglass.hardening.goal import Goal
 from frostglass.hardening.space import Values, built, described
 from frostglass.hardening.study import Trial
-from frostglass.hardening.tuning import half, held_out, trained
+from frostglass.hardening.tuning import half
 from frostglass.report.load import Run, read_run
 from frostglass.report.seeds import SeedRow, Share, seed_rows
 from frostglass.store.store import Store
@@ -24,18 +25,17 @@ OTHER_HALF, EVERYBODY = "second half", "everybody"
 POPULATIONS = (OTHER_HALF, EVERYBODY)
 MOST_FINALISTS = 4  # each costs a model and all attacks for every population and seed
 MOST_TRIES = 3  # settings of one candidate whose model of everybody is trained
-FIRST, ANY = "verified, first", "verified, any"
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """The settings of a candidate that leaked least in tuning and keep the accuracy.
+    """The settings of a candidate that leaked least in tuning and keep the utility.
 
-    `accuracy` is that of the model of everybody with the first seed, which is the one to ship.
+    `utility` is that of the model of everybody with the first seed, which is the one to ship.
     """
 
     trial: Trial
-    accuracy: float
+    utility: float
 
     @property
     def title(self) -> str:
@@ -48,13 +48,16 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Model:
-    """A model in the final table: accuracy, and what its strongest attacks reach."""
+    """A model in the final table: utility, and what its strongest attacks reach.
+
+    `leak` is that of the strongest attack, `widest` the highest of any: see the goal.
+    """
 
     title: str
     settings: list[Values]
-    accuracy: Share
+    utility: Share
     leak: Share
-    any: Share
+    widest: Share
     attack: str
     rows: Mapping[str, SeedRow]
 
@@ -74,60 +77,50 @@ class Final:
     vacuous: tuple[str, ...]
 
 
-def finalists(
-    trials: Sequence[Trial], exp: Experiment, store: Store, accuracy: float
-) -> list[Finalist]:
+def finalists(trials: Sequence[Trial], exp: Experiment, store: Store, goal: Goal) -> list[Finalist]:
     """Return the settings to compare, the least leak in tuning first.
 
-    Of each candidate the first settings whose model of everybody reaches the accuracy. Only tuning
-    and accuracy decide, so that the evaluators of the final table select nothing.
+    Of each candidate the first settings whose model of everybody reaches the utility. Only tuning
+    and utility decide, so that the evaluators of the final table select nothing.
     """
     attacked = [trial for trial in trials if trial.outcome.leak is not None]
     if not attacked:
-        raise RunError(_nothing(trials, accuracy))
-    ranked = sorted(attacked, key=_rank)
+        raise RunError(_nothing(trials, goal))
+    ranked = sorted(attacked, key=lambda trial: trial.outcome.rank)
     found: list[Finalist] = []
     tried: list[Finalist] = []
     for title in dict.fromkeys(trial.candidate.title for trial in ranked):
         if len(found) == MOST_FINALISTS:
             break
         for trial in [each for each in ranked if each.candidate.title == title][:MOST_TRIES]:
-            tried.append(_finalist(trial, exp, store))
-            if tried[-1].accuracy >= accuracy:
+            defended = replace(exp, defenses=built(trial.tables))
+            tried.append(Finalist(trial, goal.utility(defended, store)))
+            if tried[-1].utility >= goal.least:
                 found.append(tried[-1])
                 break
     if not found:
-        best = max(tried, key=lambda each: each.accuracy)
+        best = max(tried, key=lambda each: each.utility)
         raise RunError(
-            f"no defended model of everybody reaches an accuracy of {accuracy:.1%}: the best is "
-            f"{described(best.tables)} with {best.accuracy:.1%}. Accept less accuracy, raise "
-            "--budget, or train longer."
+            f"no defended model of everybody reaches an {goal.title} of {goal.text(goal.least)}: "
+            f"the best is {described(best.tables)} with {goal.text(best.utility)}. Accept less "
+            f"{goal.key}, raise --budget, or train longer."
         )
-    return sorted(found, key=lambda each: _rank(each.trial))
+    return sorted(found, key=lambda each: each.trial.outcome.rank)
 
 
-def _rank(trial: Trial) -> tuple[float, float]:
-    outcome = trial.outcome
-    return outcome.leak or 0.0, -(outcome.accuracy or 0.0)
-
-
-def _finalist(trial: Trial, exp: Experiment, store: Store) -> Finalist:
-    defended = replace(exp, defenses=built(trial.tables))
-    return Finalist(trial, held_out(trained(defended, store)))
-
-
-def _nothing(trials: Sequence[Trial], accuracy: float) -> str:
-    measured = [trial for trial in trials if trial.outcome.accuracy is not None]
+def _nothing(trials: Sequence[Trial], goal: Goal) -> str:
+    measured = [trial for trial in trials if trial.outcome.utility is not None]
     if not measured:
         reason = trials[0].outcome.reason if trials else "there was no time for a trial"
         return (
             f"no defended model could be trained: {reason}. Raise --budget, or change --defenses."
         )
-    best = max(measured, key=lambda trial: trial.outcome.accuracy or 0.0)
+    best = max(measured, key=lambda trial: trial.outcome.utility or 0.0)
     return (
-        f"no defended model reaches an accuracy of {accuracy:.1%} in {len(trials)} trials: the "
-        f"best is {described(best.tables)} with {best.outcome.accuracy:.1%} "
-        f"({best.outcome.reason}). Accept less accuracy, raise --budget, or train longer."
+        f"no defended model reaches an {goal.title} of {goal.text(goal.least)} in {len(trials)} "
+        f"trials: the best is {described(best.tables)} with "
+        f"{goal.text(best.outcome.utility or 0.0)} ({best.outcome.reason}). Accept less "
+        f"{goal.key}, raise --budget, or train longer."
     )
 
 
@@ -138,49 +131,67 @@ def final_settings(
     defenses: Sequence[Sequence[Values]],
     cases: Sequence[Case],
     seeds: int,
-) -> dict[str, Any]:
-    """Return the config of one population's grid: models, attacks and seeds."""
+) -> list[dict[str, Any]]:
+    """Return the configs of one population: grids of models and attacks, and of seeds.
+
+    A run on features shows one set of attacked images, drawn with its seed: each seed has its own.
+    """
     chosen = ("name", "case", "seed", "data", "defenses", "attack", "grid")
     values = {key: value for key, value in settings.items() if key not in chosen}
-    if all("prior" in case for case in cases):
-        values.pop("prior", None)  # a value that no case uses is refused
+    for key in ("prior", "attacker_prior"):
+        if all(key in case for case in cases):
+            values.pop(key, None)  # a value that no case uses is refused
     data = exp.data if population == EVERYBODY else half(exp, "second")
-    grid = {
-        "defenses": [[], *(list(tables) for tables in defenses)],
-        "case": list(cases),
-        "seed": [exp.seed + number for number in range(seeds)],
-    }
-    return values | {"name": f"{exp.name}, {population}", "data": as_table(data), "grid": grid}
+    values |= {"name": f"{exp.name}, {population}", "data": as_table(data)}
+    grid = {"defenses": [[], *(list(tables) for tables in defenses)], "case": list(cases)}
+    numbers = [exp.seed + number for number in range(seeds)]
+    if exp.surface == "model":
+        return [values | {"grid": grid | {"seed": numbers}}]
+    return [values | {"seed": number, "grid": grid} for number in numbers]
 
 
 def measure_final(
-    settings: Mapping[str, Mapping[str, Any]], chosen: Sequence[Finalist], store: Store, out: Path
+    settings: Mapping[str, Sequence[Mapping[str, Any]]],
+    chosen: Sequence[Finalist],
+    store: Store,
+    out: Path,
+    goal: Goal,
 ) -> Final:
-    """Run the grid of every population, write its run folder, and summarise it by model."""
-    models, runs, folders = {}, [], []
+    """Run the grids of every population, write their run folders, and summarise them by model."""
+    models: dict[str, list[Model]] = {}
+    runs: list[Run] = []
+    folders: list[Path] = []
     failed: list[str] = []
     vacuous: list[str] = []
-    for population, values in settings.items():
-        result = run_all(values, store)
-        folders.append(write_run(result, out / "final" / population.replace(" ", "-")))
-        runs.append(read_run(folders[-1]))
-        models[population] = summarised(runs[-1], chosen)
-        failed += [f"{population}: {reason}" for reason in result.failed]
-        vacuous += [f"{population}: {reason}" for reason in _unsound(result)]
+    for population, configs in settings.items():
+        results = []
+        for values in configs:
+            results.append(run_all(values, store))
+            where = population + (f", seed {values['seed']}" if "seed" in values else "")
+            folder = out / "final" / where.replace(",", "").replace(" ", "-")
+            folders.append(write_run(results[-1], folder))
+            runs.append(read_run(folder))
+            failed += [f"{where}: {reason}" for reason in results[-1].failed]
+        models[population] = summarised(runs[-len(configs) :], chosen, goal)
+        vacuous += [f"{population}: {reason}" for reason in _unsound(results, goal)]
     return Final(models, tuple(runs), tuple(folders), tuple(failed), tuple(vacuous))
 
 
-def _unsound(result: AuditRun) -> list[str]:
-    """Return why no attack of a run can be believed; empty if one can, in all its audits."""
-    cases: dict[str, list[str]] = {}
-    for audit in result.audits:
-        cases.setdefault(audit.experiment.case, []).append(audit.controls.vacuous)
-    return [] if any(not any(reasons) for reasons in cases.values()) else result.vacuous[:1]
+def _unsound(results: Sequence[AuditRun], goal: Goal) -> list[str]:
+    """Return why no attack on a population can be believed; empty if one can, in all its audits."""
+    cases: set[str] = set()
+    unproven: dict[str, str] = {}
+    for result in results:
+        for label, audit in zip(result.labels, result.audits, strict=True):
+            cases.add(audit.experiment.case)
+            if reason := goal.unproven(audit):
+                unproven.setdefault(audit.experiment.case, f"{label}: {reason}")
+    return list(unproven.values())[:1] if cases == set(unproven) else []
 
 
-def summarised(run: Run, chosen: Sequence[Finalist]) -> list[Model]:
-    """Return each model of a run with its strongest attack; the undefended one comes first."""
-    rows = {row.label: row for row in seed_rows([run])}
+def summarised(runs: Sequence[Run], chosen: Sequence[Finalist], goal: Goal) -> list[Model]:
+    """Return each model of joined runs with its strongest attack; the undefended one is first."""
+    rows = {row.label: row for row in seed_rows(runs)}
     known = [(UNDEFENDED, []), *((each.title, each.tables) for each in chosen)]
     models = []
     for title, tables in known:
@@ -190,25 +201,26 @@ def summarised(run: Run, chosen: Sequence[Finalist]) -> list[Model]:
             if label.startswith(f"{title}, ")
         }
         if own:
-            models.append(_model(title, tables, own))
+            models.append(_model(title, tables, own, goal))
     return models
 
 
-def _model(title: str, tables: list[Values], rows: Mapping[str, SeedRow]) -> Model:
-    attack = max(rows, key=lambda case: rows[case].shares[FIRST].value)
+def _model(title: str, tables: list[Values], rows: Mapping[str, SeedRow], goal: Goal) -> Model:
+    attack = max(rows, key=lambda case: goal.strength(rows[case].shares))
     strongest = rows[attack].shares
-    widest = max((row.shares[ANY] for row in rows.values()), key=lambda share: share.value)
-    return Model(title, tables, strongest["accuracy"], strongest[FIRST], widest, attack, rows)
+    widest = max((row.shares[goal.widest.title] for row in rows.values()), key=lambda s: s.value)
+    utility, leak = strongest[goal.title], strongest[goal.leak.title]
+    return Model(title, tables, utility, leak, widest, attack, rows)
 
 
 def dominated(models: Sequence[Model]) -> dict[str, str]:
-    """Return the defenses that another one beats: at least as accurate, leaking no more.
+    """Return the defenses that another one beats: at least as useful, leaking no more.
 
     Each with the one that beats it by the least leak; equal ones do not beat each other.
     """
 
     def beats(one: Model, other: Model) -> bool:
-        gains = one.accuracy.value - other.accuracy.value, other.leak.value - one.leak.value
+        gains = one.utility.value - other.utility.value, other.leak.value - one.leak.value
         return min(gains) >= 0 and max(gains) > 0
 
     beaten = {}

@@ -1,4 +1,4 @@
-"""The frontier as a drawing: accuracy and verified leak of every model, with their intervals."""
+"""The frontier as a drawing: utility and verified leak of every model, with their intervals."""
 
 import re
 from collections.abc import Sequence
@@ -7,29 +7,36 @@ from importlib import resources
 from frostglass.auditing.expand import UNDEFENDED
 from frostglass.core.types import HELD_OUT_IMAGES
 from frostglass.hardening.final import Model
+from frostglass.hardening.goal import Goal
 from frostglass.report.plot import COLOURS, MARKS, PLAIN, Axis, Level, Plot, Point, Series, draw
 from frostglass.report.seeds import SeedRow
 from frostglass.report.text import number
-from frostglass.report.tradeoff import accuracy_axis
+from frostglass.report.tradeoff import accuracy_axis, decimal_axis
 
 NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 
 
-def frontier(models: Sequence[Model], population: str) -> str:
+def frontier(models: Sequence[Model], population: str, goal: Goal) -> str:
     """Return an SVG file of its own; the style is that of the report."""
     baselines = sorted(row.shares["verified, prior only"].value for row in _rows(models))
     low, high = number(baselines[0], "percent"), number(baselines[-1], "percent")
     levels = [
         Level([baselines[0], baselines[-1]], "prior only", low if low == high else f"to {high}")
     ]
-    shown = [value for each in models for value in (each.accuracy.low, each.accuracy.high)]
+    shown = [value for each in models for value in (each.utility.low, each.utility.high)]
+    if goal.surface == "model":
+        across, verified = accuracy_axis(shown, HELD_OUT_IMAGES), "verified at the first guess"
+    else:
+        across = decimal_axis(shown, f"utility for the server (mean {goal.title}) →")
+        verified = "images verified"
+    name = goal.title[0].upper() + goal.title[1:]
     plot = Plot(
-        f"Accuracy and verified leak of {len(models)} models of {population}. "
-        + "; ".join(map(_title, models)),
-        accuracy_axis(shown, HELD_OUT_IMAGES),
-        Axis(0.0, 1.02, "verified at the first guess, by the strongest attack →", "percent"),
+        f"{name} and verified leak of {len(models)} models of {population}. "
+        + "; ".join(_title(each, goal) for each in models),
+        across,
+        Axis(0.0, 1.02, f"{verified}, by the strongest attack →", "percent"),
         levels,
-        _series(models),
+        _series(models, goal),
     )
     style = resources.files("frostglass.report").joinpath("style.css").read_text(encoding="utf-8")
     drawn = str(draw(plot)).replace("<svg ", f"<svg {NAMESPACE} ", 1)
@@ -40,11 +47,11 @@ def _rows(models: Sequence[Model]) -> list[SeedRow]:
     return [row for model in models for row in model.rows.values()]
 
 
-def _title(model: Model) -> str:
-    return f"{model.title}: accuracy {model.accuracy}, verified {model.leak} by {model.attack}"
+def _title(model: Model, goal: Goal) -> str:
+    return f"{model.title}: {goal.title} {model.utility}, verified {model.leak} by {model.attack}"
 
 
-def _series(models: Sequence[Model]) -> list[Series]:
+def _series(models: Sequence[Model], goal: Goal) -> list[Series]:
     series, count = [], 0
     for model in models:
         colour, mark = count % COLOURS + 1, MARKS[count % len(MARKS)]
@@ -52,14 +59,14 @@ def _series(models: Sequence[Model]) -> list[Series]:
             colour, mark = 0, PLAIN
         else:
             count += 1
-        accuracy, leak = model.accuracy, model.leak
+        utility, leak = model.utility, model.leak
         point = Point(
-            accuracy.value,
+            utility.value,
             leak.value,
             (leak.low, leak.high),
-            _title(model),
+            _title(model, goal),
             False,
-            (accuracy.low, accuracy.high),
+            (utility.low, utility.high),
         )
         series.append(Series(model.title, (point,), colour, mark))
     return series

@@ -1,4 +1,4 @@
-"""The best defense at an accuracy that the user accepts, with the evidence for it."""
+"""The best defense at a utility that the user accepts, with the evidence for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.core.errors import ConfigError
 from frostglass.data.half import FEWEST
 from frostglass.hardening.budget import SearchBudget
-from frostglass.hardening.cases import Case, final_cases, given_cases
+from frostglass.hardening.cases import Case, given_cases
 from frostglass.hardening.final import (
     EVERYBODY,
     POPULATIONS,
@@ -19,9 +19,11 @@ from frostglass.hardening.final import (
     finalists,
     measure_final,
 )
-from frostglass.hardening.output import write_results
-from frostglass.hardening.space import Candidate, built, candidates, default_names
+from frostglass.hardening.goal import Goal, goal_of
+from frostglass.hardening.output import Findings, write_results
+from frostglass.hardening.space import Candidate, Tunable, built, candidates
 from frostglass.hardening.study import (
+    Outcome,
     Study,
     Trial,
     Watch,
@@ -30,7 +32,7 @@ from frostglass.hardening.study import (
     optuna_module,
     unwatched,
 )
-from frostglass.hardening.tuning import Tuner, held_out, trained, tuning_experiment
+from frostglass.hardening.tuning import Tuner, tuning_experiment
 from frostglass.plan.problems import problems
 from frostglass.store.keys import fingerprint, plain
 from frostglass.store.store import Store
@@ -46,7 +48,7 @@ class Plan:
 
     settings: Mapping[str, Any]
     exp: Experiment
-    accuracy: float
+    goal: Goal
     candidates: tuple[Candidate, ...]
     budget: SearchBudget
     seeds: int
@@ -55,7 +57,7 @@ class Plan:
 
     def cases(self, names: Sequence[str]) -> list[Case]:
         """Return the attacks of a final table with these defenses."""
-        known = list(self.attacks) or final_cases(self.exp, names)
+        known = list(self.attacks) or self.goal.cases(self.exp, names)
         return [case for case in known if case["case"] not in self.left_out]
 
     def study_settings(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Plan:
         return {
             **values,
             "files": fingerprint(self.exp.data),
-            "accuracy": self.accuracy,
+            **self.goal.asked(),
             "defenses": {
                 each.title: plain(each.ranges, "ranges", False) for each in self.candidates
             },
@@ -85,8 +87,8 @@ class Hardening:
 
 def plan_hardening(
     settings: Mapping[str, Any],
+    goal: Goal,
     *,
-    accuracy: float,
     defenses: Sequence[str] | None = None,
     budget: str = SEARCH,
     seeds: int = SEEDS,
@@ -94,27 +96,29 @@ def plan_hardening(
 ) -> Plan:
     """Check everything that can be checked without computing; raise the problems found."""
     optuna_module()
-    if not 0 < accuracy < 1:
-        raise ConfigError(f"accuracy: expected a share between 0 and 1, got {accuracy}")
     if seeds < 1:
         raise ConfigError(f"seeds: expected at least 1, got {seeds}")
-    exp = _one(settings)
+    exp = _one(settings, goal)
     people = exp.data.counts()[0]
     if people < FEWEST:
         raise ConfigError(
             f"data: strengths are tuned on one half of the people and measured on the other, which "
             f"needs at least {FEWEST}; got {people}"
         )
-    half, secret = people // 2, (len(exp.data.secret_people()) + exp.split.secret) // 2
-    chosen = candidates(defenses or default_names(half, secret), half, secret)
+    secret = (len(exp.data.secret_people()) + exp.split.secret) // 2
+    tunable = Tunable(goal.surface, people // 2, secret)
+    names = defenses or [name for name in goal.preferred(exp) if tunable.ranges(name)]
+    chosen = candidates(names, tunable)
+    for each in chosen:  # refuses what a defense lacks, such as a prior
+        Experiment.parse({**settings, "defenses": each.tables(each.first())})
     plan = Plan(
         settings,
         exp,
-        accuracy,
+        goal,
         tuple(chosen),
         SearchBudget.parse(budget),
         seeds,
-        tuple(given_cases(attacks)) if attacks is not None else (),
+        tuple(given_cases(attacks, goal.prior)) if attacks is not None else (),
     )
     plan = replace(plan, left_out=_impossible(plan))
     if lines := problems(_planned(plan)):
@@ -127,7 +131,9 @@ def harden(
     store: Store,
     out: Path | str,
     *,
-    accuracy: float,
+    accuracy: float | None = None,
+    utility: float | None = None,
+    measure: str = "mcc",
     defenses: Sequence[str] | None = None,
     budget: str = SEARCH,
     seeds: int = SEEDS,
@@ -135,16 +141,17 @@ def harden(
     redact: bool = False,
     watch: Watch = unwatched,
 ) -> Hardening:
-    """Tune defenses to the least verified leak at an accuracy, and measure the best on others.
+    """Tune defenses to the least verified leak at a utility, and measure the best on others.
 
-    `settings` are those of an ordinary audit of a model, without grid and defenses. `out` gets the
-    recommended model, the frontier, tables and the report; a stopped call resumes from it and from
-    the store. `attacks` are the cases of the final table: a name, an attack, perhaps a prior.
-    `watch` is called when a trial starts and when it is finished.
+    `settings` are those of an ordinary audit without grid and defenses. Of a model give the least
+    `accuracy` that you accept; of features the least `utility` of the server's answers, `measure`
+    being "mcc" or "auc". `out` gets the recommended model, the frontier, tables and the report; a
+    stopped call resumes from it and from the store. `attacks` are the cases of the final table: a
+    name, an attack, perhaps a prior. `watch` is called when a trial starts and when it is finished.
     """
     plan = plan_hardening(
         settings,
-        accuracy=accuracy,
+        goal_of(accuracy, utility, measure),
         defenses=defenses,
         budget=budget,
         seeds=seeds,
@@ -163,27 +170,26 @@ def run_plan(
 ) -> Hardening:
     """Tune, measure the finalists on other people, and write everything below `out`."""
     check_settings(out, plan.study_settings())
-    plain_target = trained(plan.exp, store)
-    if plan.accuracy > held_out(plain_target):
+    goal = plan.goal
+    reached = goal.utility(plan.exp, store)
+    if goal.least > reached:
         raise ConfigError(
-            f"accuracy: the undefended model reaches {held_out(plain_target):.1%}, asked for "
-            f"{plan.accuracy:.1%}: accept less, or train it longer (target.epochs)"
+            f"{goal.key}: the undefended model reaches {goal.text(reached)}, asked for "
+            f"{goal.text(goal.least)}: accept less, or train it longer (target.epochs)"
         )
-    tuner = Tuner(plan.exp, store, plan.accuracy)
+    tuner = Tuner(plan.exp, store, goal)
     baseline = tuner.undefended()
     settings = plan.study_settings()
-    with open_study(
-        out, plan.candidates, settings, accuracy=plan.accuracy, seed=tuner.exp.seed
-    ) as study:
+    with open_study(out, plan.candidates, settings, goal=goal, seed=tuner.exp.seed) as study:
         study.run(tuner, plan.budget, watch)
         return _conclude(plan, study, store, out, baseline, redact=redact)
 
 
 def _conclude(
-    plan: Plan, study: Study, store: Store, out: Path, baseline: Any, *, redact: bool
+    plan: Plan, study: Study, store: Store, out: Path, baseline: Outcome, *, redact: bool
 ) -> Hardening:
     trials = study.trials()
-    chosen = finalists(trials, plan.exp, store, plan.accuracy)
+    chosen = finalists(trials, plan.exp, store, plan.goal)
     names = dict.fromkeys(name for each in chosen for name in each.trial.candidate.names)
     cases = plan.cases(list(names))
     settings = {
@@ -192,33 +198,31 @@ def _conclude(
         )
         for population in POPULATIONS
     }
-    final = measure_final(settings, chosen, store, out)
-    target = trained(replace(plan.exp, defenses=built(chosen[0].tables)), store)
-    facts = write_results(
-        out,
+    final = measure_final(settings, chosen, store, out, plan.goal)
+    recommended = replace(plan.exp, defenses=built(chosen[0].tables))
+    findings = Findings(
         name=plan.exp.name,
-        accuracy=plan.accuracy,
+        goal=plan.goal,
         seeds=plan.seeds,
         chosen=chosen,
         trials=trials,
         final=final,
-        target=target,
         baseline=baseline,
         left_out=plan.left_out,
-        redact=redact,
+        deliver=lambda folder: plan.goal.deliver(recommended, store, folder),
     )
+    facts = write_results(out, findings, redact=redact)
     return Hardening(out, chosen[0], tuple(chosen), tuple(trials), final, facts)
 
 
-def _one(settings: Mapping[str, Any]) -> Experiment:
+def _one(settings: Mapping[str, Any], goal: Goal) -> Experiment:
     """Read the one experiment of a config, and refuse what a hardening sets itself."""
     if "grid" in settings:
         raise ConfigError("grid: hardening takes a config of one experiment: remove [grid]")
     if settings.get("defenses"):
         raise ConfigError("defenses: hardening chooses them: remove them, or name them as options")
     ((_, exp),) = experiments(settings)
-    if exp.surface != "model":
-        raise ConfigError("target.cut: hardening tunes defenses of whole models: remove target.cut")
+    goal.check(exp)
     if exp.target.weights:
         raise ConfigError(
             "target.weights: hardening trains models, and these weights are loaded without "
@@ -242,7 +246,7 @@ def _impossible(plan: Plan) -> dict[str, str]:
     names = [name for each in plan.candidates for name in each.names]
     reasons = {}
     for case in plan.cases(names)[1:]:  # the first is the config's own
-        settings = final_settings(plan.settings, plan.exp, EVERYBODY, [], [case], 1)
+        (settings,) = final_settings(plan.settings, plan.exp, EVERYBODY, [], [case], 1)
         if lines := problems(experiments(settings)):
             reasons[case["case"]] = lines[0]
     return reasons
@@ -257,6 +261,6 @@ def _planned(plan: Plan) -> list[tuple[str, Experiment]]:
     ]
     names = list(dict.fromkeys(name for each in plan.candidates for name in each.names))
     for population in POPULATIONS:
-        settings = final_settings(plan.settings, plan.exp, population, [], plan.cases(names), 1)
+        (settings,) = final_settings(plan.settings, plan.exp, population, [], plan.cases(names), 1)
         planned += experiments(settings)
     return planned

@@ -3,65 +3,69 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from frostglass.auditing.expand import UNDEFENDED
-from frostglass.auditing.results import Audit
 from frostglass.core.types import Target
 from frostglass.hardening.card import CardFacts, card
 from frostglass.hardening.final import OTHER_HALF, Final, Finalist, Model, dominated
 from frostglass.hardening.frontier import frontier
+from frostglass.hardening.goal import Goal
 from frostglass.hardening.space import described
-from frostglass.hardening.study import Trial
-from frostglass.hardening.tuning import first_guess, held_out
-from frostglass.models.checkpoint import save_target
+from frostglass.hardening.study import Outcome, Trial
 from frostglass.report.build import build_report
-from frostglass.report.seeds import seed_table
+from frostglass.report.seeds import Share, seed_table
 from frostglass.report.text import number
 from frostglass.store.files import full_disk_reported, write_bytes
 
 FORMAT = 1
-TRIAL_COLUMNS = ("candidate", "number", "settings", "accuracy", "leak", "low", "high", "reason")
 
 
-def write_results(
-    out: Path,
-    *,
-    name: str,
-    accuracy: float,
-    seeds: int,
-    chosen: Sequence[Finalist],
-    trials: Sequence[Trial],
-    final: Final,
-    target: Target,
-    baseline: Audit,
-    left_out: Mapping[str, str],
-    redact: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Findings:
+    """What a hardening found; `deliver` writes what is shipped and returns its model.
+
+    `baseline` is the undefended model in tuning, `left_out` are attacks with the reason.
+    """
+
+    name: str
+    goal: Goal
+    seeds: int
+    chosen: Sequence[Finalist]
+    trials: Sequence[Trial]
+    final: Final
+    baseline: Outcome
+    left_out: Mapping[str, str]
+    deliver: Callable[[Path], Target]
+
+
+def write_results(out: Path, found: Findings, *, redact: bool) -> dict[str, Any]:
     """Write all files below `out`, and return the content of result.json."""
+    goal, final, recommended = found.goal, found.final, found.chosen[0]
     beaten = dominated(final.models[OTHER_HALF])
-    remark = _remark(chosen[0], beaten, final.models[OTHER_HALF])
+    remark = _remark(found, beaten)
+    baseline = found.baseline.plain(goal.key)
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "name": name,
-        "accuracy": accuracy,
-        "seeds": seeds,
+        "name": found.name,
+        **goal.asked(),
+        "seeds": found.seeds,
         "recommended": {
-            "title": chosen[0].title,
-            "defenses": chosen[0].tables,
-            "accuracy": chosen[0].accuracy,
-            "tuning": asdict(chosen[0].trial.outcome),
+            "title": recommended.title,
+            "defenses": recommended.tables,
+            goal.key: recommended.utility,
+            "tuning": recommended.trial.outcome.plain(goal.key),
             "remark": remark,
         },
         "dominated": beaten,
-        "not_compared": _not_compared(chosen, trials),
-        "attacks_left_out": dict(left_out),
-        "undefended_in_tuning": _undefended(baseline),
+        "not_compared": _not_compared(found),
+        "attacks_left_out": dict(found.left_out),
+        "undefended_in_tuning": {key: baseline[key] for key in baseline if key != "reason"},
         "final": {
-            population: [_plain(model) for model in models]
+            population: [_plain(model, goal) for model in models]
             for population, models in final.models.items()
         },
         "failed": list(final.failed),
@@ -70,11 +74,11 @@ def write_results(
     with full_disk_reported(out):
         for form, suffix in (("markdown", "md"), ("csv", "csv")):
             write_bytes(out / f"table.{suffix}", seed_table(final.runs, form).encode())
-        write_bytes(out / "trials.csv", _trials(trials).encode())
+        write_bytes(out / "trials.csv", _trials(found.trials, goal).encode())
         for population, models in final.models.items():
-            drawing = frontier(models, population)
+            drawing = frontier(models, population, goal)
             write_bytes(out / f"frontier-{population.replace(' ', '-')}.svg", drawing.encode())
-        _write_model(out / "model", name, accuracy, seeds, chosen[0], target, final, remark)
+        _write_model(out / "model", found, remark)
         page = build_report(final.folders, out / "report.html", redact=redact)
         facts["report"], facts["model"] = str(page), str(out / "model")
         text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
@@ -82,16 +86,8 @@ def write_results(
     return facts
 
 
-def _write_model(
-    folder: Path,
-    name: str,
-    accuracy: float,
-    seeds: int,
-    recommended: Finalist,
-    target: Target,
-    final: Final,
-    remark: str,
-) -> None:
+def _write_model(folder: Path, found: Findings, remark: str) -> None:
+    recommended, final = found.chosen[0], found.final
     first = final.runs[0].facts.audits[0]
     evaluator = next(each for each in first.evaluators if each.decides)
     kind = "a face verifier" if evaluator.kind == "embedder" else "a classifier's embedding"
@@ -99,19 +95,18 @@ def _write_model(
         population: tuple(_named(models, title) for title in (UNDEFENDED, recommended.title))
         for population, models in final.models.items()
     }
+    folder.mkdir(parents=True, exist_ok=True)
     facts = CardFacts(
-        name=name,
+        name=found.name,
+        goal=found.goal,
         finalist=recommended,
-        target=target,
-        accuracy=accuracy,
+        target=found.deliver(folder),
         models=pairs,  # type: ignore[arg-type]
-        seeds=seeds,
+        seeds=found.seeds,
         evaluator=f"{kind} ({evaluator.model})",
         rate=number(evaluator.verifier.rates[0], "rate"),
         remark=remark,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_target(target, folder)
     write_bytes(folder / "README.md", card(facts).encode())
 
 
@@ -119,69 +114,71 @@ def _named(models: Sequence[Model], title: str) -> Model:
     return next(model for model in models if model.title == title)
 
 
-def _remark(recommended: Finalist, beaten: Mapping[str, str], models: Sequence[Model]) -> str:
+def _remark(found: Findings, beaten: Mapping[str, str]) -> str:
     """Say if the final table prefers another defense; choosing by it would flatter the choice."""
-    better = beaten.get(recommended.title)
+    title = found.chosen[0].title
+    better = beaten.get(title)
     if not better:
         return ""
-    leak = _named(models, better).leak
+    leak = _named(found.final.models[OTHER_HALF], better).leak
     return (
-        f"In the final table {better} is at least as accurate and leaks no more ({leak}). "
-        f"{recommended.title} leaked least in tuning, which decides: a choice by the final table "
+        f"In the final table {better} is at least as {found.goal.quality} and leaks no more "
+        f"({leak}). {title} leaked least in tuning, which decides: a choice by the final table "
         "would make its figures look better than they are."
     )
 
 
-def _not_compared(chosen: Sequence[Finalist], trials: Sequence[Trial]) -> dict[str, str]:
+def _not_compared(found: Findings) -> dict[str, str]:
     """Return the candidates that are not in the final table, with the reason."""
-    reasons = {}
-    titles = {each.title for each in chosen}
-    for title in dict.fromkeys(trial.candidate.title for trial in trials):
-        own = [trial.outcome for trial in trials if trial.candidate.title == title]
+    reasons, goal = {}, found.goal
+    titles = {each.title for each in found.chosen}
+    for title in dict.fromkeys(trial.candidate.title for trial in found.trials):
+        own = [trial.outcome for trial in found.trials if trial.candidate.title == title]
         if title in titles:
             continue
         attacked = [outcome.leak for outcome in own if outcome.leak is not None]
-        best = max((outcome.accuracy or 0.0 for outcome in own), default=0.0)
+        best = max((outcome.utility or 0.0 for outcome in own), default=0.0)
         reasons[title] = (
             f"leaked {min(attacked):.1%} at least in tuning, or its model of everybody misses the "
-            "accuracy"
+            f"{goal.key}"
             if attacked
-            else f"no trial counts: accuracy {best:.1%} at most ({own[-1].reason})"
+            else f"no trial counts: {goal.title} {goal.text(best)} at most ({own[-1].reason})"
         )
     return reasons
 
 
-def _undefended(baseline: Audit) -> dict[str, float]:
-    score = first_guess(baseline)
-    accuracy = held_out(baseline.target)
-    return {"accuracy": accuracy, "leak": score.value, "low": score.low, "high": score.high}
-
-
-def _plain(model: Model) -> dict[str, Any]:
+def _plain(model: Model, goal: Goal) -> dict[str, Any]:
     return {
         "title": model.title,
         "defenses": model.settings,
-        "accuracy": asdict(model.accuracy),
-        "verified_first": asdict(model.leak),
-        "verified_any": asdict(model.any),
+        goal.key: _limits(model.utility),
+        goal.leak.key: _limits(model.leak),
+        goal.widest.key: _limits(model.widest),
         "attack": model.attack,
         "by_attack": {
-            case: {name: asdict(share) for name, share in row.shares.items()}
+            case: {name: _limits(share) for name, share in row.shares.items()}
             | {"notes": list(row.notes)}
             for case, row in model.rows.items()
         },
     }
 
 
-def _trials(trials: Sequence[Trial]) -> str:
+def _limits(share: Share) -> dict[str, float]:
+    return {"value": share.value, "low": share.low, "high": share.high}
+
+
+def _trials(trials: Sequence[Trial], goal: Goal) -> str:
+    more = {"similarity"} & {key for trial in trials for key in trial.outcome.plain(goal.key)}
+    columns = (goal.key, "leak", "low", "high", *more)
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(TRIAL_COLUMNS)
+    writer.writerow(["candidate", "number", "settings", *columns, "reason"])
     for trial in trials:
-        outcome = trial.outcome
-        measured = (outcome.accuracy, outcome.leak, outcome.low, outcome.high)
-        cells = ["" if value is None else f"{value:.6g}" for value in measured]
+        outcome = trial.outcome.plain(goal.key)
+        values = [outcome.get(name) for name in columns]
+        cells = ["" if value is None else f"{value:.6g}" for value in values]
+        settings = described(trial.tables)
         writer.writerow(
-            [trial.candidate.title, trial.number, described(trial.tables), *cells, outcome.reason]
+            [trial.candidate.title, trial.number, settings, *cells, trial.outcome.reason]
         )
     return text.getvalue()

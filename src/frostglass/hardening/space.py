@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Protocol
 
+from frostglass.attacks.base import Surface
 from frostglass.core.errors import ConfigError
 from frostglass.core.registry import nearest
 from frostglass.defenses.base import Defense, defenses
 from frostglass.defenses.compose import conflicts
 from frostglass.defenses.strengths import Choice, Range, Whole
 
-PREFERRED = ("decoys", "calor", "bido")  # tuned unless the user names others
 DIGITS = 3  # of a real parameter: more would make it no better, and hard to read
 
 Values = dict[str, Any]
@@ -77,14 +77,29 @@ def described(tables: Sequence[Values]) -> str:
     )
 
 
-def candidates(names: Sequence[str], classes: int, secret: int = 0) -> list[Candidate]:
-    """Return each defense alone, then every pair that can be combined.
+@dataclass(frozen=True)
+class Tunable:
+    """What is tuned: models with this surface, of so many people, with so many secret people."""
 
-    `classes` is the number of people of the models that are tuned, `secret` that of secret people.
-    """
+    surface: Surface
+    classes: int
+    secret: int = 0
+
+    def fits(self, method: type[Defense]) -> bool:
+        """Whether a defense acts on this surface."""
+        return method.takes_attributes if self.surface == "features" else not method.needs_cut
+
+    def ranges(self, name: str) -> Mapping[str, Range]:
+        """Return the ranges of a defense's parameters; none if it cannot be tuned here."""
+        method = defenses.get(name)
+        return method.strengths(self.classes, self.secret) if self.fits(method) else {}
+
+
+def candidates(names: Sequence[str], tunable: Tunable) -> list[Candidate]:
+    """Return each defense alone, then every pair that can be combined."""
     if twice := [name for name in names if list(names).count(name) > 1]:
         raise ConfigError(f"defenses: {twice[0]} is named twice: name each once")
-    ranges = {name: _ranges(name, classes, secret) for name in names}
+    ranges = {name: _ranges(name, tunable) for name in names}
     alone = [Candidate((name,), ranges[name]) for name in names]
     pairs = [
         Candidate((one, other), ranges[one] | ranges[other])
@@ -94,23 +109,21 @@ def candidates(names: Sequence[str], classes: int, secret: int = 0) -> list[Cand
     return alone + pairs
 
 
-def default_names(classes: int, secret: int = 0) -> list[str]:
-    """Return the defenses that are tuned unless the user names others."""
-    return [name for name in PREFERRED if defenses.get(name).strengths(classes, secret)]
-
-
-def _ranges(name: str, classes: int, secret: int) -> dict[str, Range]:
-    tunable = [each for each in defenses.names() if defenses.get(each).strengths(classes, secret)]
+def _ranges(name: str, tunable: Tunable) -> dict[str, Range]:
+    known = [each for each in defenses.names() if tunable.ranges(each)]
     try:
-        found = defenses.get(name).strengths(classes, secret)
+        found, fits = tunable.ranges(name), tunable.fits(defenses.get(name))
     except ConfigError:
+        raise ConfigError(f"defenses: no defense named {name!r}; {nearest(name, known)}") from None
+    if not fits and tunable.surface == "features":
         raise ConfigError(
-            f"defenses: no defense named {name!r}; {nearest(name, tunable)}"
-        ) from None
+            f"defenses: {name} defends whole models and cannot protect features; "
+            f"{nearest(name, known)}"
+        )
     if not found:
         raise ConfigError(
-            f"defenses: {name} has no strength to tune on this model and data ({secret} secret "
-            f"people); {nearest(name, tunable)}"
+            f"defenses: {name} has no strength to tune on this model and data ({tunable.secret} "
+            f"secret people); {nearest(name, known)}"
         )
     return {f"{name}.{key}": limits for key, limits in found.items()}
 

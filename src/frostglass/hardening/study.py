@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from frostglass.core.errors import ConfigError, StoreError
 from frostglass.hardening.budget import SearchBudget
+from frostglass.hardening.goal import Goal
 from frostglass.hardening.space import Candidate, Values
 from frostglass.runtime.seeding import seed_for
 from frostglass.store.files import read_json, write_json
@@ -26,22 +27,47 @@ if TYPE_CHECKING:
 
 DATABASE, SETTINGS, LOCK = "study.db", "study.json", ".study.lock"
 RECORD = "record"  # the attribute of an Optuna trial that holds ours
+TIE = 1e-5  # weight of the similarity beside the leak
 RANDOM_TRIALS = 4  # of each candidate, besides its defaults, before Optuna models the leak
 MOST_TRIALS = 100  # of each candidate: repeated parameters cost no time, and would never end
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one trial measured: accuracy, and the leak with its interval.
+    """What one trial measured: utility, and the leak with its interval.
 
-    A trial without a leak was not attacked, or its audit proves nothing; `reason` says why.
+    `similarity`, if it is measured, decides between equal leaks. A trial without a leak was not
+    attacked, or its audit proves nothing; `reason` says why.
     """
 
-    accuracy: float | None = None
+    utility: float | None = None
     leak: float | None = None
     low: float | None = None
     high: float | None = None
+    similarity: float | None = None
     reason: str = ""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], key: str) -> "Outcome":
+        """Read what `plain` returned."""
+        rest = dict(values)
+        return cls(rest.pop(key), **rest)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """Return plain values, the utility under its own name."""
+        rest = asdict(self)
+        utility, similarity = rest.pop("utility"), rest.pop("similarity")
+        return {key: utility, **rest, **({} if similarity is None else {"similarity": similarity})}
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """The order of attacked trials, the best first: least leak, then what decides ties."""
+        return self.leak or 0.0, self.similarity or 0.0, -(self.utility or 0.0)
+
+    @property
+    def objective(self) -> float:
+        """What Optuna minimises: the leak; a similarity moves it by less than one image does."""
+        return (self.leak or 0.0) + TIE * (self.similarity or 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,11 +110,9 @@ def optuna_module() -> Any:
 class Study:
     """The trials of all candidates, kept in a folder; use it inside `open_study`."""
 
-    def __init__(
-        self, folder: Path, candidates: Sequence[Candidate], *, accuracy: float, seed: int
-    ):
+    def __init__(self, folder: Path, candidates: Sequence[Candidate], *, goal: Goal, seed: int):
         self._optuna = optuna_module()
-        self.accuracy, self.seed = accuracy, seed
+        self.goal, self.seed = goal, seed
         storage = self._storage(folder / DATABASE)
         self._studies = {
             candidate: self._optuna.create_study(
@@ -122,7 +146,7 @@ class Study:
             for candidate, study in self._studies.items()
             for number, trial in enumerate(self._in_state(study, "COMPLETE", "PRUNED"))
             for record in (trial.user_attrs[RECORD],)
-            for outcome in (Outcome(**record["outcome"]),)
+            for outcome in (Outcome.read(record["outcome"], self.goal.key),)
         ]
         return sorted(finished, key=lambda trial: trial.number)  # stable: candidates in turn
 
@@ -151,13 +175,13 @@ class Study:
         values = candidate.suggested(asked)
         outcome = evaluate(candidate, values)
         trial = Trial(candidate, number, values, time.monotonic() - started, outcome)
-        record = {"values": values, "seconds": trial.seconds, "outcome": asdict(outcome)}
-        asked.set_user_attr(RECORD, record)
-        asked.set_constraint("accuracy", self._violation(outcome))
+        plain = outcome.plain(self.goal.key)
+        asked.set_user_attr(RECORD, {"values": values, "seconds": trial.seconds, "outcome": plain})
+        asked.set_constraint(self.goal.key, self._violation(outcome))
         if outcome.leak is None:
             study.tell(asked, state=self._optuna.trial.TrialState.PRUNED)
         else:
-            study.tell(asked, outcome.leak)
+            study.tell(asked, outcome.objective)
         return trial
 
     def _sampler(self, candidate: Candidate, number: int) -> Any:
@@ -168,9 +192,9 @@ class Study:
         )
 
     def _violation(self, outcome: Outcome) -> float:
-        """Return how much accuracy is missing; above 0, Optuna keeps away from the parameters."""
-        missing = self.accuracy - (outcome.accuracy or 0.0)
-        # Accurate enough, but nothing is known of its leak.
+        """Return how much utility is missing; above 0, Optuna keeps away from the parameters."""
+        missing = self.goal.least - (outcome.utility or 0.0)
+        # Useful enough, but nothing is known of its leak.
         return 1.0 if outcome.leak is None and missing <= 0 else missing
 
     def _in_state(self, study: "optuna.Study", *names: str) -> list[Any]:
@@ -188,7 +212,7 @@ def open_study(
     candidates: Sequence[Candidate],
     settings: Mapping[str, Any],
     *,
-    accuracy: float,
+    goal: Goal,
     seed: int,
 ) -> Iterator[Study]:
     """Open the study of a folder, or begin one; refuse other settings and a second process."""
@@ -204,7 +228,7 @@ def open_study(
         check_settings(folder, settings)
         if not (folder / SETTINGS).exists():
             write_json(folder / SETTINGS, settings)
-        yield Study(folder, candidates, accuracy=accuracy, seed=seed)
+        yield Study(folder, candidates, goal=goal, seed=seed)
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

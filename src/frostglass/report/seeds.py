@@ -24,7 +24,7 @@ CAPTION = (
 )
 FEATURE_CAPTION = (
     "Mean over people, their attacked images and seeds, with the 95 % interval over people and "
-    "seeds; MCC of the server's answers with its range over seeds. Similarity: cosine of "
+    "seeds; MCC and AUC of the server's answers with their range over seeds. Similarity: cosine of "
     "reconstruction and true image in an embedder trained on other people. Verified: the deciding "
     "evaluator takes the reconstruction for the attacked person at a false-accept rate of 1 % "
     "(strict: 0.1 %, or the finest supported). Top-1: a classifier of the private people ranks the "
@@ -127,9 +127,12 @@ def _model_shares(audits: Sequence[_Audit]) -> dict[str, Share]:
 def _feature_shares(audits: Sequence[_Audit]) -> dict[str, Share]:
     """Return means over the attacked images of each person: they are no guesses at one image."""
     deciding, similarity = _deciding(audits), ["similarity"] * len(audits)
-    mcc = _range([audit.facts["utility"]["mean_mcc"] for audit in audits])
+    utilities = {
+        name: _range([audit.facts["utility"][f"mean_{name.lower()}"] for audit in audits])
+        for name in ("MCC", "AUC")
+    }
     return {
-        "MCC": replace(mcc, form=".2f"),
+        **{name: replace(share, form=".2f") for name, share in utilities.items()},
         "similarity": replace(_share(audits, similarity), form=".2f"),
         "verified": _share(audits, deciding),
         "strict": _share(audits, _strict(deciding)),
@@ -139,7 +142,12 @@ def _feature_shares(audits: Sequence[_Audit]) -> dict[str, Share]:
 
 
 def _deciding(audits: Sequence[_Audit]) -> list[str]:
-    return [audit.facts["controls"]["deciding"] for audit in audits]
+    """Return the column of the evaluator whose verification decides, of each audit.
+
+    The headline of an audit of features is another: similarity.
+    """
+    places = [[each["decides"] for each in audit.facts["evaluators"]] for audit in audits]
+    return [f"verified_{1 + decides.index(True)}" for decides in places]
 
 
 def _strict(deciding: Sequence[str]) -> list[str]:

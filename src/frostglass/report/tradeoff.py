@@ -36,13 +36,13 @@ def tradeoff(study: Study) -> Plot | None:
     else:
         same = subjects[0].facts.controls.references.same_person
         levels.append(Level([same], "same person", number(same, "decimal")))
-        across = _range(
+        across = decimal_axis(
             [value for s in subjects for value in (*_mcc(s), s.utility.mean_mcc)],
             "utility for the server (mean MCC) →",
         )
         scores = [s.strongest.score for s in subjects]
         values = [value for s in scores for value in (s.low, s.high, s.value)]
-        upward = _range([0.0, same, *baseline, *values], "similarity to the victim →")
+        upward = decimal_axis([0.0, same, *baseline, *values], "similarity to the victim →")
         opening = f"Utility and similarity of reconstructions of {len(subjects)} protections. "
     return Plot(opening + "; ".join(titles), across, upward, levels, _series(study))
 
@@ -128,7 +128,8 @@ def accuracy_axis(values: Sequence[float], images: str) -> Axis:
     return Axis(max(low - margin, 0.0), min(high + margin, 1.0), title, "percent")
 
 
-def _range(values: Sequence[float], title: str) -> Axis:
+def decimal_axis(values: Sequence[float], title: str) -> Axis:
+    """Show the values and a margin, at least a tenth wide."""
     low, high = min(values), max(values)
     margin = max(0.04 * (high - low), (NARROWEST - (high - low)) / 2)
     return Axis(low - margin, high + margin, title, "decimal")

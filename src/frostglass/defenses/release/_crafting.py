@@ -22,6 +22,7 @@ from frostglass.defenses.base import Defense, Release
 from frostglass.defenses.release._critic import DistributionCritic
 from frostglass.defenses.release._inversion import CHUNK, Inversion, reciprocal
 from frostglass.defenses.release._state import CraftState
+from frostglass.defenses.strengths import Range, Real
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
 from frostglass.runtime.freezing import channels_last, frozen
@@ -91,7 +92,12 @@ class Crafting(Defense):
 
     releases: ClassVar[bool] = True
     takes_attributes: ClassVar[bool] = True
+    needs_cut: ClassVar[bool] = True
     disabled: ClassVar[Mapping[str, Any]] = {"steps": 0}
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"beta": Real(0.1, 50, log=True)}
 
     @abstractmethod
     def initial(self, state: CraftState) -> Tensor:

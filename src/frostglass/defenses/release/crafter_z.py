@@ -1,5 +1,6 @@
 """Crafter-z: features of images that the prior could have drawn."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from frostglass.core.parameters import parameters
 from frostglass.defenses.base import defenses
 from frostglass.defenses.release._crafting import Crafting
 from frostglass.defenses.release._state import CraftState
+from frostglass.defenses.strengths import Range, Real
 
 
 @defenses.register
@@ -54,6 +56,11 @@ class CrafterZ(Crafting):
             {"steps": 500, "batch": 128, "critic_width": 64, "amortized": True, "first_steps": 110},
         )
     }
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        # The paper's Table XIV shows that the step size matters more than β.
+        return {**super().strengths(classes, secret), "lr": Real(1e-4, 0.01, log=True)}
 
     @property
     def evaluations(self) -> int:

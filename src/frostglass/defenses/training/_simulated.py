@@ -60,6 +60,7 @@ class DecoderDefense(Defense):
     public_batch: Annotated[int, Field(ge=2)] = 64
 
     takes_attributes = True
+    needs_cut = True
 
     @property
     def norm(self) -> DecoderNorm:

@@ -1,6 +1,7 @@
 """AdvLearn: features trained against a decoder that reconstructs images from them."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
 from frostglass.defenses.base import Batch, Opponent, Part, Term, TrainingSize, defenses, task_loss
+from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._simulated import (
     Decode,
     DecoderDefense,
@@ -100,6 +102,10 @@ class AdvLearn(DecoderDefense):
             },
         ),
     }
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"pixel": Real(0.5, 500, log=True)}
 
     def __post_init__(self) -> None:
         if self.weighting == "share" and self.pixel >= 1:

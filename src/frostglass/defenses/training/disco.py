@@ -1,5 +1,6 @@
 """Disco: prune the channels of each image's released feature that a trained network selects."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +12,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape, Target
 from frostglass.defenses.base import Batch, Opponent, Part, Term, TrainingSize, defenses
+from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._simulated import (
     Decode,
     DecoderDefense,
@@ -152,6 +154,10 @@ class Disco(DecoderDefense):
             },
         )
     }
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"ratio": Real(0.3, 0.99), "alpha": Real(0.05, 0.95)}
 
     def __post_init__(self) -> None:
         if self.alpha and not self.ratio:

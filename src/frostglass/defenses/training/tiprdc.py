@@ -24,6 +24,7 @@ from frostglass.defenses.base import (
     TrainingSize,
     defenses,
 )
+from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._freezing import frozen_layers, mark_frozen
 from frostglass.defenses.training._simulated import (
     build_reader,
@@ -207,10 +208,15 @@ class Tiprdc(Defense):
     title = "TIPRDC"
     disabled: ClassVar = {"epochs": 0}
     takes_attributes = True
+    needs_cut = True
 
     def __post_init__(self) -> None:
         if self.extracting and not self.epochs:
             raise ValueError("extracting needs epochs above 0: raise epochs, or drop extracting")
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"weight": Real(0.1, 0.95)}
 
     @property
     def _uses_extractor(self) -> bool:

@@ -1,0 +1,242 @@
+"""Hardening of features that leave a device: what is useful, what leaks, what is in the table."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from feature_folders import make_feature_run
+from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.core.errors import ConfigError, RunError
+from frostglass.hardening import final, tuning
+from frostglass.hardening import goal as goals
+from frostglass.hardening.cases import feature_cases, given_cases
+from frostglass.hardening.final import Finalist, final_settings, summarised
+from frostglass.hardening.frontier import frontier
+from frostglass.hardening.goal import FeatureGoal, ModelGoal, goal_of
+from frostglass.hardening.space import Tunable, candidates
+from frostglass.hardening.study import Outcome, Trial
+from frostglass.hardening.tuning import Tuner, tuning_experiment
+from frostglass.metrics.base import Rows, Score
+from frostglass.report.load import read_run
+
+SETTINGS = {
+    "data": {
+        "name": "faces",
+        "identities": 8,
+        "images": 6,
+        "public_identities": 20,
+        "public_images": 3,
+    },
+    "target": {"cut": "stage1", "attributes": ["all"]},
+    "prior": {"name": "pretrained"},
+    "seed": 5,
+}
+SPLIT = Tunable("features", 4)
+
+
+def experiment(**values):
+    return Experiment.parse({**SETTINGS, **values})
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "utility", "measure", "message"),
+    [
+        (None, None, "mcc", r"expected accuracy .* or utility .*, got neither"),
+        (0.9, 0.8, "mcc", r"expected accuracy .* or utility .*, got both"),
+        (None, 1.2, "mcc", "utility: expected a mean MCC between 0 and 1, got 1.2"),
+        (None, float("nan"), "auc", "utility: expected a mean AUC between 0 and 1, got nan"),
+        (None, 0.8, "f1", "measure: expected mcc or auc, got 'f1'"),
+    ],
+)
+def test_goals_that_cannot_be_read(accuracy, utility, measure, message):
+    with pytest.raises(ConfigError, match=message):
+        goal_of(accuracy, utility, measure)
+
+
+def test_each_goal_has_its_surface():
+    split, whole = experiment(), Experiment.parse({"data": SETTINGS["data"]})
+    goal_of(0.9, None, "mcc").check(whole)
+    goal_of(None, 0.8, "auc").check(split)
+    with pytest.raises(ConfigError, match=r"^target.cut: hardening tunes defenses of whole models"):
+        ModelGoal(0.9).check(split)
+    with pytest.raises(ConfigError, match=r"^target.cut: required to tune protections of features"):
+        FeatureGoal(0.8).check(whole)
+
+
+# What a trial is made with
+
+
+def test_tuning_trains_an_embedder_of_its_own():
+    exp = experiment()
+    exp = replace(exp, embedder=replace(exp.embedder, weights="a.safetensors", classes=("x", "y")))
+    tuned = tuning_experiment(exp)
+    assert (tuned.embedder.weights, tuned.embedder.classes) == (None, ())
+    assert exp.embedder.weights
+
+
+class Calls:
+    """Stands for the pipeline: utilities of released features, and an audit of them."""
+
+    def __init__(self, mcc=0.9, auc=0.6, lift=0.5, vacuous=""):
+        self.utility = {"mean_mcc": mcc, "mean_auc": auc}
+        self.attacked = 0
+        columns = {
+            "verified_1": torch.ones(2, 2),
+            "verified_2": torch.tensor([[1.0, 0.0], [0.0, 0.0]]),
+            "similarity": torch.full((2, 2), 0.4),
+        }
+        lifts = tuple(
+            Score(name, value, value, value, torch.zeros(2))
+            for name, value in (("verified_1", 0.0), ("verified_2", lift), ("similarity", 0.9))
+        )
+        self.result = SimpleNamespace(
+            controls=SimpleNamespace(
+                vacuous=vacuous, deciding="similarity", control_lift=lifts, margin=0.1
+            ),
+            rows=Rows(labels=torch.arange(2), columns=columns),
+            verified="verified_2",
+        )
+
+    def audit(self, exp, store):
+        self.attacked += 1
+        return self.result
+
+
+def tuner(calls, monkeypatch, measure="mcc"):
+    monkeypatch.setattr(goals, "exposed", lambda exp, store: goals.FeatureExposure(*[None] * 5))
+    monkeypatch.setattr(goals, "released_facts", lambda exposure: {"utility": calls.utility})
+    monkeypatch.setattr(tuning, "audit", calls.audit)
+    monkeypatch.setattr(tuning, "problems", lambda chosen: [])
+    return Tuner(experiment(), None, FeatureGoal(0.8, measure))
+
+
+def tuned(*args):
+    (candidate,) = candidates(["adv_learn"], SPLIT)
+    return tuner(*args)(candidate, {"adv_learn.pixel": 4.0})
+
+
+def test_a_trial_counts_the_images_that_the_deciding_evaluator_verifies(monkeypatch):
+    outcome = tuned(Calls(), monkeypatch)
+    assert (outcome.utility, outcome.leak, outcome.reason) == (0.9, 0.25, "")
+    assert outcome.similarity == pytest.approx(0.4)
+
+
+def test_features_that_miss_the_utility_are_not_attacked(monkeypatch):
+    calls = Calls(mcc=0.9, auc=0.6)
+    assert tuned(calls, monkeypatch, "auc") == Outcome(0.6, reason="misses the utility")
+    assert calls.attacked == 0
+
+
+def test_nothing_is_tuned_by_an_evaluator_that_does_not_see_the_leak(monkeypatch):
+    calls = Calls(lift=0.09)
+    with pytest.raises(RunError, match=r"nothing can be tuned: evaluator 2 .* 0.09 more often"):
+        tuner(calls, monkeypatch).undefended()
+    assert tuned(calls, monkeypatch).leak is None
+
+
+def test_vacuous_features_have_no_leak(monkeypatch):
+    outcome = tuned(Calls(vacuous="it stopped early"), monkeypatch)
+    assert outcome == Outcome(0.9, reason="vacuous: it stopped early")
+
+
+# The final table
+
+
+def test_the_attacks_on_features():
+    exp = experiment(attack={"name": "decoder", "epochs": 12, "width": 16})
+    cases = {case["case"]: case["attack"] for case in feature_cases(exp, ["adv_learn"])}
+    assert list(cases) == ["decoder", "hybrid"]
+    assert cases["hybrid"]["starter"] == {"epochs": 12, "width": 16}
+    cases = {case["case"]: case["attack"] for case in feature_cases(exp, ["adv_learn", "crafter"])}
+    assert list(cases) == ["decoder", "hybrid", "decoder, A1", "decoder, A3"]
+    assert cases["decoder, A1"]["adapt"] == 64
+    assert cases["decoder, A3"]["averaged"] == 2
+    assert {cases[name]["epochs"] for name in cases if name != "hybrid"} == {12}
+
+
+def test_the_attack_of_the_config_comes_first_and_stays():
+    exp = experiment(attack={"name": "decoder", "adapt": 32, "epochs": 3})
+    first, plain, *rest = feature_cases(exp, ["crafter"])
+    assert (first["case"], first["attack"]["adapt"]) == ("decoder, A1", 32)
+    assert (plain["case"], plain["attack"]["adapt"], plain["attack"]["epochs"]) == ("decoder", 0, 3)
+    assert [case["case"] for case in rest] == ["hybrid", "decoder, A3"]
+    latent = feature_cases(experiment(attack={"name": "latent"}), ["crafter"])
+    assert [case["case"] for case in latent][:2] == ["latent", "decoder"]
+
+
+def test_a_case_may_bring_the_prior_of_the_attacker():
+    case = {"case": "A2", "attack": {"name": "latent"}, "attacker_prior": {"name": "wgan"}}
+    assert given_cases([case], FeatureGoal(0.8).prior) == [case]
+    with pytest.raises(ConfigError, match=r"^attacks\[0\]: .* perhaps with prior; got case, "):
+        given_cases([case], ModelGoal(0.8).prior)
+
+
+@pytest.mark.parametrize("population", final.POPULATIONS)
+def test_each_seed_of_a_final_table_is_a_config(population):
+    exp = experiment()
+    tables = [[{"name": "adv_learn", "pixel": 3.0}], [{"name": "adv_learn"}, {"name": "crafter"}]]
+    cases = feature_cases(exp, ["adv_learn", "crafter"])
+    configs = final_settings(SETTINGS, exp, population, tables, cases, 2)
+    assert [values["seed"] for values in configs] == [5, 6]
+    assert len({values["name"] for values in configs}) == 1  # or tables would not join them
+    for values in configs:
+        chosen = experiments(values)
+        assert len(chosen) == 3 * len(cases)
+        assert {each.data.counts()[0] for _, each in chosen} == {8 if "every" in population else 4}
+
+
+def finalist(name):
+    (candidate,) = candidates([name], SPLIT)
+    return Finalist(Trial(candidate, 0, candidate.first(), 1.0, Outcome(0.8, 0.1)), 0.8)
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two seeds of a final table: the decoder and the hybrid attack verify equally many images."""
+    runs = []
+    for seed in (0, 1):
+        audits = [
+            {
+                "label": f"{name}, {case}",
+                "defenses": protections,
+                "similarity": similarity,
+                "hits": hits,
+                "mcc": 0.7 + seed / 10,
+                "auc": 0.9,
+            }
+            for name, protections, hits in (("undefended", [], 8), ("crafter", ["crafter"], 2))
+            for case, similarity in (("Decoder", 0.5), ("Hybrid", 0.6))
+        ]
+        for audit in audits:
+            audit["defenses"] = [{"name": each} for each in audit["defenses"]]
+        settings = {"name": "everybody", "seed": seed}
+        folder = make_feature_run(tmp_path / str(seed), audits, settings=settings)
+        run = read_run(folder)
+        for facts in run.document["audits"]:
+            facts["seed"] = seed
+        runs.append(run)
+    return summarised(runs, [finalist("crafter")], FeatureGoal(0.5))
+
+
+def test_seeds_are_joined_and_similarity_tells_the_stronger_attack(models):
+    plain, crafted = models
+    assert (plain.title, crafted.title) == ("undefended", "crafter")
+    assert str(crafted.utility) == "0.75 (0.70 to 0.80)"
+    assert crafted.leak.value == pytest.approx(2 / 16)
+    assert (crafted.attack, str(crafted.widest)[:4]) == ("Hybrid", "0.60")
+    assert crafted.rows["Decoder"].seeds == (0, 1)
+    assert plain.leak.value == pytest.approx(8 / 16)
+
+
+def test_the_frontier_of_features_has_their_utility(models):
+    text = frontier(models, "everybody", FeatureGoal(0.5))
+    ElementTree.fromstring(text)
+    assert "MCC and verified leak of 2 models" in text
+    assert "utility for the server (mean MCC)" in text
+    assert "MCC 0.75 (0.70 to 0.80), verified 12.5%" in text
