@@ -20,7 +20,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> bytes:
     for name, tensor in tensors.items():
         total.update(name.encode())
         flat = tensor.detach().cpu().contiguous().flatten()
-        total.update(flat.view(torch.uint8).numpy())
+        total.update(flat.view(torch.uint8).numpy().data)
     return total.digest()
 
 
