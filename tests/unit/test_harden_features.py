@@ -1,5 +1,6 @@
 """Hardening of features that leave a device: what is useful, what leaks, what is in the table."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -13,14 +14,13 @@ from frostglass.core.errors import ConfigError, RunError
 from frostglass.hardening import final, tuning
 from frostglass.hardening import goal as goals
 from frostglass.hardening.cases import feature_cases, given_cases
-from frostglass.hardening.final import Finalist, final_settings, summarised
-from frostglass.hardening.frontier import frontier
+from frostglass.hardening.final import Finalist, final_settings
 from frostglass.hardening.goal import FeatureGoal, ModelGoal, goal_of
+from frostglass.hardening.output import Findings, write_results
 from frostglass.hardening.space import Tunable, candidates
 from frostglass.hardening.study import Outcome, Trial
 from frostglass.hardening.tuning import Tuner, tuning_experiment
 from frostglass.metrics.base import Rows, Score
-from frostglass.report.load import read_run
 
 SETTINGS = {
     "data": {
@@ -196,47 +196,87 @@ def finalist(name):
     return Finalist(Trial(candidate, 0, candidate.first(), 1.0, Outcome(0.8, 0.1)), 0.8)
 
 
+def write_seed(folder, seed):
+    """Write the run of one seed: decoder and hybrid verify equally many images."""
+    audits = [
+        {
+            "label": f"{name}, {case}",
+            "defenses": [{"name": each} for each in protections],
+            "similarity": similarity,
+            "hits": hits,
+            "mcc": 0.7 + seed / 10,
+            "auc": 0.9,
+        }
+        for name, protections, hits in (("undefended", [], 8), ("crafter", ["crafter"], 2))
+        for case, similarity in (("decoder", 0.5), ("hybrid", 0.6))
+    ]
+    settings = {"name": folder.name.partition("-seed-")[0], "seed": seed}
+    make_feature_run(folder, audits, settings=settings)
+    document = json.loads((folder / "run.json").read_text())
+    for facts in document["audits"]:
+        facts["seed"] = seed
+    (folder / "run.json").write_text(json.dumps(document))
+    return folder
+
+
 @pytest.fixture
-def models(tmp_path):
-    """Two seeds of a final table: the decoder and the hybrid attack verify equally many images."""
-    runs = []
-    for seed in (0, 1):
-        audits = [
-            {
-                "label": f"{name}, {case}",
-                "defenses": protections,
-                "similarity": similarity,
-                "hits": hits,
-                "mcc": 0.7 + seed / 10,
-                "auc": 0.9,
-            }
-            for name, protections, hits in (("undefended", [], 8), ("crafter", ["crafter"], 2))
-            for case, similarity in (("Decoder", 0.5), ("Hybrid", 0.6))
-        ]
-        for audit in audits:
-            audit["defenses"] = [{"name": each} for each in audit["defenses"]]
-        settings = {"name": "everybody", "seed": seed}
-        folder = make_feature_run(tmp_path / str(seed), audits, settings=settings)
-        run = read_run(folder)
-        for facts in run.document["audits"]:
-            facts["seed"] = seed
-        runs.append(run)
-    return summarised(runs, [finalist("crafter")], FeatureGoal(0.5))
+def table(tmp_path, monkeypatch):
+    """A final table of two seeds; run folders stand for the audits."""
+
+    def run_all(values, store):
+        return SimpleNamespace(seed=values["seed"], labels=(), audits=(), failed=("x: no",))
+
+    monkeypatch.setattr(final, "run_all", run_all)
+    monkeypatch.setattr(final, "write_run", lambda result, folder: write_seed(folder, result.seed))
+    settings = {each: [{"seed": 0}, {"seed": 1}] for each in final.POPULATIONS}
+    return final.measure_final(settings, [finalist("crafter")], None, tmp_path, FeatureGoal(0.5))
 
 
-def test_seeds_are_joined_and_similarity_tells_the_stronger_attack(models):
-    plain, crafted = models
-    assert (plain.title, crafted.title) == ("undefended", "crafter")
-    assert str(crafted.utility) == "0.75 (0.70 to 0.80)"
-    assert crafted.leak.value == pytest.approx(2 / 16)
-    assert (crafted.attack, str(crafted.widest)[:4]) == ("Hybrid", "0.60")
-    assert crafted.rows["Decoder"].seeds == (0, 1)
-    assert plain.leak.value == pytest.approx(8 / 16)
+def test_the_files_of_features(table, tmp_path):
+    for plain, crafted in table.models.values():
+        # Seeds are joined, and similarity tells which of two attacks is the stronger.
+        assert (plain.title, crafted.title) == ("undefended", "crafter")
+        assert str(crafted.utility) == "0.75 (0.70 to 0.80)"
+        assert crafted.leak.value == pytest.approx(2 / 16)
+        assert (crafted.attack, str(crafted.widest)[:4]) == ("hybrid", "0.60")
+        assert crafted.rows["decoder"].seeds == (0, 1)
+    assert table.failed[:2] == ("second half, seed 0: x: no", "second half, seed 1: x: no")
+    delivered = []
 
+    def deliver(folder):
+        delivered.append(folder)
+        info = {"model": "cnn"}
+        return SimpleNamespace(image_shape=(3, 8, 8), classes=("a", "b"), cut="stage1", info=info)
 
-def test_the_frontier_of_features_has_their_utility(models):
-    text = frontier(models, "everybody", FeatureGoal(0.5))
-    ElementTree.fromstring(text)
-    assert "MCC and verified leak of 2 models" in text
-    assert "utility for the server (mean MCC)" in text
-    assert "MCC 0.75 (0.70 to 0.80), verified 12.5%" in text
+    found = Findings(
+        name="split",
+        goal=FeatureGoal(0.5),
+        seeds=2,
+        chosen=[finalist("crafter")],
+        trials=[finalist("crafter").trial],
+        final=table,
+        baseline=Outcome(0.9, 0.5, 0.4, 0.6, 0.8),
+        left_out={},
+        deliver=deliver,
+    )
+    facts = write_results(tmp_path, found, redact=False)
+    assert delivered == [tmp_path / "model"]
+    assert json.loads((tmp_path / "result.json").read_text()) == facts
+    assert (facts["utility"], facts["measure"]) == (0.5, "mcc")
+    assert facts["undefended_in_tuning"]["similarity"] == 0.8
+    crafted = facts["final"]["everybody"][1]
+    assert crafted["verified"]["value"] == pytest.approx(2 / 16)
+    assert crafted["utility"] == pytest.approx({"value": 0.75, "low": 0.7, "high": 0.8})
+    header, trial = (tmp_path / "trials.csv").read_text().splitlines()
+    assert header == "candidate,number,settings,utility,leak,low,high,reason"
+    assert trial.startswith("crafter,0,crafter (beta 2.0),0.8,0.1,")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "# split, protected with crafter" in card
+    assert "at an MCC of at least 0.500" in card
+    assert "| 0.75 (0.70 to 0.80) | 12.5% (" in card
+    assert "| MCC | AUC | similarity | verified |" in (tmp_path / "table.md").read_text()
+    for name in ("frontier-second-half.svg", "frontier-everybody.svg"):
+        drawing = (tmp_path / name).read_text()
+        ElementTree.fromstring(drawing)
+        assert "MCC and verified leak of 2 models" in drawing
+        assert "utility for the server (mean MCC)" in drawing
