@@ -16,7 +16,7 @@ from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.lomma import Lomma
 from frostglass.auditing.config_file import read_with_generator
 from frostglass.auditing.steps import PRIOR
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 from frostglass.core.assets import Assets
 from frostglass.core.errors import CheckpointError, ConfigError, ModelError
 from frostglass.core.prior import UNKNOWN

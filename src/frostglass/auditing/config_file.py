@@ -22,7 +22,8 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # Also of numbers with thousands of digits, and of lists nested a thousand times.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -30,7 +31,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
             raise ConfigError(f"expected name=value, such as attack.steps=100; got {setting!r}")
         try:
             value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text
         assign(config, key.strip(), value)
     return config

@@ -63,7 +63,7 @@ def parameters(cls: type[T]) -> type[T]:
     build = validated.__init__
 
     @functools.wraps(build)
-    def checked(self: Any, *args: Any, **values: Any) -> None:
+    def checked(self: Any, /, *args: Any, **values: Any) -> None:
         try:
             build(self, *args, **values)
         except ValidationError as error:

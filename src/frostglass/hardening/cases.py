@@ -53,6 +53,8 @@ def final_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
 def given_cases(tables: Sequence[Mapping[str, Any]]) -> list[Case]:
     """Check the cases that a user gives: each has a name and an attack, and perhaps a prior."""
     for number, table in enumerate(tables):
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"attacks[{number}]: expected a table, got {table!r}")
         unknown = sorted(set(table) - {"case", "attack", "prior"})
         if unknown or not isinstance(table.get("case"), str) or "attack" not in table:
             raise ConfigError(
