@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from feature_folders import CRAFTED, OPEN, make_feature_run
 from frostglass.core.errors import DataError, FrostglassError, StoreError
 from frostglass.report.build import build_report
+from frostglass.report.labels import distinct
 from run_folders import BROKEN, DEFENDED, make_run
 
 ROWS = r"rows\.csv does not belong to its run\.json \(audit '{}'\): run again"
@@ -107,7 +109,7 @@ MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     ),
     (
         lambda f: f.set_score("top1_1", math.nan),
-        r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number",
+        r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a valid number, got 'NaN'",
     ),
     (lambda f: f.set_score("top1_1", 0.05), ROWS.format("calor")),
     (lambda f: f.set_score("distance", 0.05), ROWS.format("calor")),
@@ -172,7 +174,7 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     ),
     (
         lambda f: f.set_score("similarity", math.nan),
-        r"is damaged \(audits\.1\.scores\.similarity\.value: expected a finite number",
+        r"is damaged \(audits\.1\.scores\.similarity\.value: expected a valid number, got 'NaN'",
     ),
     (lambda f: f.set_score("similarity", 0.301), ROWS.format("crafter")),
     (lambda f: f.set_score("ssim", 0.151), ROWS.format("crafter")),
@@ -199,6 +201,36 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
 @pytest.mark.parametrize("place", range(len(FEATURE_CHANGES)))
 def test_damaged_runs_of_features_are_refused_in_one_line(tmp_path, place):
     refused_change(make_feature_run(tmp_path / "run", [OPEN, CRAFTED]), *FEATURE_CHANGES[place])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"epochs": [[]]}, {}),
+        ({"epochs": []}, {"epochs": None}),
+        ({"epochs": 1}, {"epochs": "1"}),
+        ({"epochs": ["1", "2"]}, {"epochs": "1/2"}),
+    ],
+)
+def test_settings_that_look_alike_are_numbered(one, other):
+    def endless(*_):
+        raise AssertionError("it searches for ever")
+
+    before = signal.signal(signal.SIGALRM, endless)
+    signal.alarm(30)
+    try:
+        assert distinct(["a", "a", "b"], [one, other, {}]) == ["a · 1", "a · 2", "b"]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_numbers_as_text_are_damage(tmp_path):
+    def as_text(files: Files) -> None:
+        files.document["audits"][0]["seed"] = "0"
+
+    message = r"is damaged \(audits\.0\.seed: expected a valid integer, got '0'\)"
+    refused_change(make_run(tmp_path / "run", [BROKEN, DEFENDED]), as_text, message)
 
 
 def test_runs_of_an_older_version_are_refused_in_one_line(tmp_path):

@@ -113,7 +113,13 @@ def _lines(path: Path) -> list[list[str]]:
         ) from None
     plain = [line for line in text.splitlines() if line.strip()]
     spaced = bool(plain) and "," not in plain[0]
-    lines = [line.split() for line in plain] if spaced else list(csv.reader(plain))
+    try:
+        lines = [line.split() for line in plain] if spaced else list(csv.reader(plain))
+    except csv.Error as error:
+        raise DataError(
+            f"{path} is not a table of attributes ({error}): expected short names and values of 1 "
+            "or 0"
+        ) from None
     if len(lines) < 2 or (_is_count(lines[0]) and len(lines) < 3):
         raise DataError(
             f"{path} holds no table: expected a line that names the attributes and one line per "

@@ -204,7 +204,8 @@ def parsed(document: Mapping[str, Any]) -> RunFacts:
     audits = document.get("audits")
     first = audits[0] if isinstance(audits, list) and audits else None
     features = isinstance(first, dict) and first.get("surface") == "features"
-    return (FeatureRun if features else ModelRun).model_validate(document)
+    # Strict, because parts of a report read the document itself: "3" must not pass as a number.
+    return (FeatureRun if features else ModelRun).model_validate(document, strict=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -220,7 +221,7 @@ def read_run(folder: Path) -> Run:
     try:
         # Settings may be infinite, which JSON cannot express: keep the word as text.
         document = json.loads(path.read_bytes(), parse_constant=str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is not JSON ({error}): run again to write it anew") from error
     document = document if isinstance(document, dict) else {}
     if (version := document.get("format")) != RUN_FORMAT:
