@@ -189,6 +189,26 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
         r"is damaged \(audits\.1\.utility\.mean_mcc_low: required, and not given\): run again",
     ),
     (lambda f: f.audit["keys"].pop("exposure"), r"does not say what audit 'crafter' attacked"),
+    (
+        lambda f: f.audit["controls"].update(deciding="ssim"),
+        r"has no controls for audit 'crafter', so it cannot be believed: run again",
+    ),
+    (
+        lambda f: f.audit["scores"].update(top1_x=f.audit["scores"]["top1_1"]),
+        r"audit 'crafter' has other evaluators: run again",
+    ),
+    (
+        lambda f: f.audit["prior_only"]["verified_3"].update(by_identity=None),
+        ROWS.format("crafter"),
+    ),
+    (
+        lambda f: f.audit["prior_only"]["verified_3"]["by_identity"].pop(),
+        ROWS.format("crafter"),
+    ),
+    (
+        lambda f: f.document["settings"].update(grid="x"),
+        r"is damaged \(settings: grid: expected a table\): run again",
+    ),
     (lambda f: f.document.update(embedder=None), r"is damaged \(embedder: "),
     (
         lambda f: f.audit.update(surface="model"),

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from commands import error_of, frostglass
+from feature_folders import OPEN, make_feature_run
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.metrics._stats import interval, interval_over_seeds
-from frostglass.report.load import AuditRows, Run
+from frostglass.report.load import AuditRows, Run, read_run
 from frostglass.report.seeds import seed_rows, seed_table
 from run_folders import BROKEN, make_run
 
@@ -35,10 +36,13 @@ def run(audits: list[dict[str, Any]], candidates: int = 1, **settings: Any) -> R
                 "surface": audit.get("surface", "model"),
                 "utility": {"mean_mcc": audit.get("mcc", 0.8)},
                 "target": {"accuracy": {"test": audit.get("accuracy", 0.9)}},
-                "evaluators": [{"model": "resnet"}, {"model": "faces32"}],
+                "evaluators": [
+                    {"model": "resnet", "decides": False},
+                    {"model": "faces32", "decides": True},
+                ],
                 "prior_only": {"verified_2": {"by_identity": [0.0] * PEOPLE}},
                 "controls": {
-                    "deciding": "verified_2",
+                    "deciding": "similarity" if "surface" in audit else "verified_2",
                     "vacuous": audit.get("vacuous", ""),
                     "fooled": audit.get("fooled", False),
                 },
@@ -110,6 +114,15 @@ def test_runs_on_features_are_joined_by_their_attacked_images():
     assert table.startswith("| audit | MCC | similarity | verified | strict | top-1")
     assert "attacked images" in table
     assert next(csv.DictReader(io.StringIO(seed_table(runs, "csv"))))["MCC low"] == "0.7"
+
+
+def test_the_table_of_a_run_on_features_shows_the_verifier_and_not_the_similarity(tmp_path):
+    folder = make_feature_run(tmp_path / "run", [{**OPEN, "hits": 4}], people=8, images=2)
+    (row,) = seed_rows([read_run(folder)])
+    assert row.shares["similarity"].value == pytest.approx(0.6)
+    assert row.shares["verified"].value == pytest.approx(4 / 16)
+    assert row.shares["verified, prior only"].value == 0
+    assert "0.60" in seed_table([read_run(folder)], "markdown")
 
 
 def test_other_settings_are_other_rows():

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.core.errors import CheckpointError, FrostglassError
+from frostglass.core.limits import within_file
 from frostglass.core.types import Halves, Shape
 from frostglass.deploy._facts import F, Facts, parse_facts
 from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.models.build import source
 from frostglass.models.cut import cut
 from frostglass.runtime.device import device_of
-from frostglass.runtime.limits import within_file
 from frostglass.store.files import read_json, read_tensors, write_json, write_tensors
 from frostglass.training.build import rebuild_network
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.core.errors import CheckpointError
+from frostglass.core.limits import within_file
 from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.networks.amortizer import Amortizer
 from frostglass.runtime.device import default_device
-from frostglass.runtime.limits import within_file
 from frostglass.store.files import read_tensors, write_tensors
 
 AMORTIZER = "amortizer.safetensors"

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from frostglass.core.errors import CheckpointError, FrostglassError
+from frostglass.core.limits import within_file
 from frostglass.core.parameters import problems
 from frostglass.core.prior import Condition, Prior
 from frostglass.core.types import Shape
 from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.priors.base import priors
-from frostglass.runtime.limits import within_file
 from frostglass.runtime.seeding import seeded
 from frostglass.runtime.tensors import under_prefix, with_prefix
 

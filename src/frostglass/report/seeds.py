@@ -139,7 +139,9 @@ def _feature_shares(audits: Sequence[_Audit]) -> dict[str, Share]:
 
 
 def _deciding(audits: Sequence[_Audit]) -> list[str]:
-    return [audit.facts["controls"]["deciding"] for audit in audits]
+    """Return the column of the evaluator that decides; the controls of features use similarity."""
+    evaluators = [audit.facts["evaluators"] for audit in audits]
+    return [f"verified_{[each['decides'] for each in some].index(True) + 1}" for some in evaluators]
 
 
 def _strict(deciding: Sequence[str]) -> list[str]:

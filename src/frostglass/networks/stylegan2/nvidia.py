@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from frostglass.core.errors import CheckpointError, ConfigError
+from frostglass.core.limits import within_file
 from frostglass.models.checkpoint import load_weights
 from frostglass.networks.stylegan2.network import RATE, TAPS, StyleGenerator, StyleSettings
 from frostglass.networks.stylegan2.pickle_reader import Network, Stored, read_inert, refuse, shown
-from frostglass.runtime.limits import within_file
 from frostglass.runtime.seeding import seeded
 from frostglass.store.files import full_disk_reported, write_tensors
 

@@ -13,6 +13,7 @@ from frostglass.core.errors import CheckpointError
 # A network may be larger than its file for a moment, when a method replaces some of its layers.
 SLACK = 4
 LEAST_NUMBERS, LEAST_PARTS = 2**20, 1000
+UNREADABLE = 2**28
 
 
 @contextmanager
@@ -25,8 +26,9 @@ def within_file(
     then, on others its pages are not written yet.
     """
     sizes = [math.prod(shape) for shape in shapes]
-    most = max(SLACK * sum(sizes), least)
-    parts = max(SLACK * len(sizes), LEAST_PARTS) * SLACK
+    # A file that cannot be read has no shapes; whoever loads its tensors says so.
+    most = max(SLACK * sum(sizes), least if sizes else UNREADABLE)
+    parts = SLACK * max(SLACK * len(sizes), LEAST_PARTS)
     left = {"numbers": most, "parts": parts}
 
     def count(_module: nn.Module, _name: str, part: Any) -> None:
