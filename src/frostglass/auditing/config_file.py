@@ -45,9 +45,11 @@ def read_with_generator(
     span: str | None,
     *,
     resize: bool,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Read a config; a generator of the user's own, if given, replaces its prior."""
-    values = read_config(path, [*_generator(source, latent, span, resize=resize), *settings])
+    generator = _generator(source, latent, span, resize=resize, trust=trust)
+    values = read_config(path, [*generator, *settings])
     grid = values.get("grid", {})
     cases = grid.get("case", []) if isinstance(grid, dict) else []
     with_prior = [
@@ -64,11 +66,11 @@ def read_with_generator(
 
 
 def _generator(
-    source: str | None, latent: str | None, span: str | None, *, resize: bool
+    source: str | None, latent: str | None, span: str | None, *, resize: bool, trust: bool
 ) -> list[str]:
     """Return the setting that makes a user's generator the config's prior; [] without one."""
     if source is None:
-        options = {"--latent": latent, "--range": span, "--resize": resize}
+        options = {"--latent": latent, "--range": span, "--resize": resize, "--trust": trust}
         if used := [name for name, value in options.items() if value]:
             raise ConfigError(
                 f"{used[0]} describes a generator, got none: name it with --prior, such as "
@@ -89,5 +91,5 @@ def _generator(
     text = [json.dumps(value, ensure_ascii=False) for value in (source, latent)]
     return [
         f'prior={{ name = "generator", source = {text[0]}, latent = {text[1]}, range = {values}, '
-        f"resize = {str(resize).lower()} }}"
+        f"resize = {str(resize).lower()}, trust = {str(trust).lower()} }}"
     ]

@@ -80,6 +80,10 @@ RangeOption = Annotated[
 ResizeOption = Annotated[
     bool, typer.Option("--resize", help="Accept images of another size from that generator.")
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Read a TorchScript generator, which can run code when read."),
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="Folder for the run's numbers, images and report.")
 ]
@@ -116,6 +120,7 @@ def run(
     latent: LatentOption = None,
     span: RangeOption = None,
     resize: ResizeOption = False,
+    trust: TrustOption = False,
     store: StoreOption = STORE,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -126,7 +131,8 @@ def run(
     from frostglass.auditing.config_file import read_with_generator
     from frostglass.cli.run import run_settings
 
-    values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
+    options = {"resize": resize, "trust": trust}
+    values = read_with_generator(config, settings or (), prior, latent, span, **options)
     run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
 
 
@@ -138,6 +144,7 @@ def check(
     latent: LatentOption = None,
     span: RangeOption = None,
     resize: ResizeOption = False,
+    trust: TrustOption = False,
     store: StoreOption = STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,7 +152,8 @@ def check(
     from frostglass.auditing.config_file import read_with_generator
     from frostglass.cli.run import check_settings
 
-    values = read_with_generator(config, settings or (), prior, latent, span, resize=resize)
+    options = {"resize": resize, "trust": trust}
+    values = read_with_generator(config, settings or (), prior, latent, span, **options)
     check_settings(values, store, as_json=as_json)
 
 

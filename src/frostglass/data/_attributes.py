@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import DataError
+from frostglass.core.special_files import refuse_special
 from frostglass.data.base import listed
 
 YES, NO = {"1", "true", "yes"}, {"0", "-1", "false", "no"}
@@ -102,6 +103,7 @@ class Attributes:
 
 
 def _lines(path: Path) -> list[list[str]]:
+    refuse_special(path.expanduser())
     try:
         text = path.expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
