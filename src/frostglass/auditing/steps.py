@@ -104,7 +104,7 @@ def _seconds(folder: Path) -> float:
     path, timing = folder / "timing.json", None
     with suppress(OSError, StoreError):
         timing = read_json(path)
-    seconds = timing.get("seconds") if isinstance(timing, dict) else None
+    seconds: Any = timing.get("seconds") if isinstance(timing, dict) else None
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         raise StoreError(
             f"{path} is missing or does not say how long the step took: delete {folder} and run "

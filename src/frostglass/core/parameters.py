@@ -70,5 +70,5 @@ def parameters(cls: type[T]) -> type[T]:
             lines = problems(error, validated.__pydantic_fields__)
             raise ConfigError([f"{validated.__name__}: {line}" for line in lines]) from None
 
-    validated.__init__ = checked  # type: ignore[method-assign]
+    validated.__init__ = checked  # type: ignore[method-assign, assignment]
     return validated  # type: ignore[return-value]
