@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 
 SCRIPT = Path(sys.executable).with_name("frostglass")
 FACES = """

@@ -103,4 +103,5 @@ def code(text):
 
 
 def generator(source="onnx:gen.onnx", **more):
-    return Generator(**{"source": source, "latent": f"normal:{Z}x1x1", **more})
+    given = {"source": source, "latent": f"normal:{Z}x1x1", "trust": True, **more}
+    return Generator(**given)

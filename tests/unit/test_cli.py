@@ -34,7 +34,7 @@ def python(*args, **environment):
 def test_help_imports_no_heavy_package():
     code = (
         "import sys\n"
-        "from frostglass.cli.main import app\n"
+        "from frostglass.cli.app import app\n"
         "try:\n    app(['--help'])\n"
         "except SystemExit as stop:\n    assert not stop.code\n"
         "heavy = {'torch', 'pydantic', 'lightning_fabric', 'timm', 'numpy', 'jinja2'}\n"
@@ -140,6 +140,38 @@ def test_the_interrupt_key_stops_the_installed_command(here):
     assert "Traceback" not in err
     assert list(here.glob(".frostglass/split/*/manifest.json"))
     assert not list(here.glob(".frostglass/*/*.lease"))
+
+
+@pytest.mark.parametrize("module", ["typer", "torch", "numpy"])
+def test_the_interrupt_key_is_one_line_while_modules_are_imported(module):
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from frostglass.cli.main import main\n"
+        "sys.argv = ['frostglass', 'run', 'toy.toml']\n"
+        "main()\n"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "frostglass: stopped; run the same command again to resume\n"
+
+
+def test_a_background_job_keeps_ignoring_the_interrupt_key():
+    code = (
+        "import signal, sys\n"
+        "from frostglass.cli.main import main, raise_on_interrupt\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.argv = ['frostglass', '--version']\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    pass\n"
+        "raise_on_interrupt()\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)\n"
+    )
+    assert python("-c", code).stdout.splitlines()[-1] == "True"
 
 
 def test_doctor():

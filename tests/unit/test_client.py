@@ -302,5 +302,5 @@ def test_other_precisions_are_converted_and_damaged_facts_refused(target, split,
     del facts["cut"]
     (folder / "facts.json").write_text(json.dumps(facts))
     reseal(folder)
-    with pytest.raises(CheckpointError, match="lacks cut"):
+    with pytest.raises(CheckpointError, match=r"was changed \(cut: required, and not given\)"):
         Client.load(folder)

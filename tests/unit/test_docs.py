@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import typer
 
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -20,7 +20,7 @@ from frostglass.auditing.products import Device, Released
 from frostglass.auditing.run import run_all
 from frostglass.auditing.run_folder import summary, write_run
 from frostglass.auditing.victims import victims_of
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 from frostglass.core.assets import Assets
 from frostglass.core.display import image_grid
 from frostglass.core.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 from frostglass.report.text import toml
 from frostglass.store.files import Work, sheet_of
 from worlds import images

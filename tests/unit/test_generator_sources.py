@@ -99,6 +99,15 @@ def test_sources_that_cannot_be_read(source, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_torchscript_file_is_read_only_if_it_is_trusted():
+    message = r"gen\.pt is a program, and reading it can write files: export the network as ONNX"
+    with pytest.raises(ConfigError, match=message):
+        generator("torchscript:gen.pt", trust=False)
+    assert generator("torchscript:gen.pt").untrained(SHAPE, 0).image_shape == SHAPE
+    for source in ("onnx:gen.onnx", "own_generator:make"):
+        assert not generator(source, trust=False).trust
+
+
 def test_a_frozen_archive_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -142,6 +151,14 @@ def test_an_onnx_file_for_one_row():
         ModelError, match="; it takes one at a time: export it with a batch axis of any length"
     ):
         generator().untrained(SHAPE, 0)
+
+
+def test_an_onnx_file_that_does_not_say_which_operators_it_means():
+    model = onnx_model(Dcgan())
+    del model.opset_import[:]
+    onnx.save(model, "odd.onnx")
+    with pytest.raises(ModelError, match=r"onnx2torch cannot read odd\.onnx: "):
+        load_network("onnx:odd.onnx")
 
 
 def test_onnx_graphs_with_more_than_latents_and_images():

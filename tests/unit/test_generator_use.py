@@ -16,7 +16,7 @@ from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.lomma import Lomma
 from frostglass.auditing.config_file import read_with_generator
 from frostglass.auditing.steps import PRIOR
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 from frostglass.core.assets import Assets
 from frostglass.core.errors import CheckpointError, ConfigError, ModelError
 from frostglass.core.prior import UNKNOWN
@@ -209,13 +209,16 @@ def command(*args):
 def test_flags_replace_the_prior_of_a_config(here):
     (here / "toy.toml").write_text(TOY)
     flags = ('onnx:a "b".onnx', "uniform:8", "0:255")
-    config = read_with_generator(here / "toy.toml", ["prior.size=16"], *flags, resize=True)
+    config = read_with_generator(
+        here / "toy.toml", ["prior.size=16"], *flags, resize=True, trust=True
+    )
     assert config["prior"] == {
         "name": "generator",
         "source": 'onnx:a "b".onnx',
         "latent": "uniform:8",
         "range": [0.0, 255.0],
         "resize": True,
+        "trust": True,
         "size": 16,
     }
     plain = read_with_generator(here / "toy.toml", [], None, None, None, resize=False)
@@ -248,6 +251,11 @@ def test_a_config_is_checked_and_run_with_it(here):
             "--prior onnx:gen.onnx",
         ),
         (("--resize",), "--resize describes a generator, got none"),
+        (("--trust",), "--trust describes a generator, got none"),
+        (
+            ("--prior", "torchscript:gen.pt", "--latent", "normal:6x1x1"),
+            "prior.source: gen.pt is a program, and reading it can write files",
+        ),
         (
             ("--prior", "onnx:gen.onnx"),
             "--prior needs --latent, the generator's input: --latent normal:512",

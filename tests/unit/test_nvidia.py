@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from frostglass.cli.main import app
+from frostglass.cli.app import app
 from frostglass.core.errors import CheckpointError, ConfigError
 from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
 from frostglass.networks.stylegan2.nvidia import (

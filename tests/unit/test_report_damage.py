@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from feature_folders import CRAFTED, OPEN, make_feature_run
 from frostglass.auditing.run_folder import NUMBERS
 from frostglass.core.errors import DataError, FrostglassError, StoreError
 from frostglass.report.build import build_report
+from frostglass.report.labels import distinct
 from run_folders import BROKEN, DEFENDED, FAILED, edit_run, make_run, reseal
 
 ROWS = r"rows\.csv does not belong to its run\.json \(audit '{}'\): run again"
@@ -150,7 +152,7 @@ MODEL_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     ),
     (
         lambda f: f.set_score("top1_1", math.nan),
-        r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a finite number",
+        r"is damaged \(audits\.1\.scores\.top1_1\.value: expected a valid number, got 'NaN'",
     ),
     (lambda f: f.set_score("top1_1", 0.05), ROWS.format("calor")),
     (lambda f: f.set_score("distance", 0.05), ROWS.format("calor")),
@@ -215,7 +217,7 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     ),
     (
         lambda f: f.set_score("similarity", math.nan),
-        r"is damaged \(audits\.1\.scores\.similarity\.value: expected a finite number",
+        r"is damaged \(audits\.1\.scores\.similarity\.value: expected a valid number, got 'NaN'",
     ),
     (lambda f: f.set_score("similarity", 0.301), ROWS.format("crafter")),
     (lambda f: f.set_score("ssim", 0.151), ROWS.format("crafter")),
@@ -230,6 +232,26 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
         r"is damaged \(audits\.1\.utility\.mean_mcc_low: required, and not given\): run again",
     ),
     (lambda f: f.audit["keys"].pop("exposure"), r"does not say what audit 'crafter' attacked"),
+    (
+        lambda f: f.audit["controls"].update(deciding="ssim"),
+        r"has no controls for audit 'crafter', so it cannot be believed: run again",
+    ),
+    (
+        lambda f: f.audit["scores"].update(top1_x=f.audit["scores"]["top1_1"]),
+        r"audit 'crafter' has other evaluators: run again",
+    ),
+    (
+        lambda f: f.audit["prior_only"]["verified_3"].update(by_identity=None),
+        ROWS.format("crafter"),
+    ),
+    (
+        lambda f: f.audit["prior_only"]["verified_3"]["by_identity"].pop(),
+        ROWS.format("crafter"),
+    ),
+    (
+        lambda f: f.document["settings"].update(grid="x"),
+        r"is damaged \(settings: grid: expected a table\): run again",
+    ),
     (lambda f: f.document.update(embedder=None), r"is damaged \(embedder: "),
     (
         lambda f: f.audit.update(surface="model"),
@@ -242,6 +264,36 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
 @pytest.mark.parametrize("place", range(len(FEATURE_CHANGES)))
 def test_damaged_runs_of_features_are_refused_in_one_line(tmp_path, place):
     refused_change(make_feature_run(tmp_path / "run", [OPEN, CRAFTED]), *FEATURE_CHANGES[place])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"epochs": [[]]}, {}),
+        ({"epochs": []}, {"epochs": None}),
+        ({"epochs": 1}, {"epochs": "1"}),
+        ({"epochs": ["1", "2"]}, {"epochs": "1/2"}),
+    ],
+)
+def test_settings_that_look_alike_are_numbered(one, other):
+    def endless(*_):
+        raise AssertionError("it searches for ever")
+
+    before = signal.signal(signal.SIGALRM, endless)
+    signal.alarm(30)
+    try:
+        assert distinct(["a", "a", "b"], [one, other, {}]) == ["a · 1", "a · 2", "b"]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_numbers_as_text_are_damage(tmp_path):
+    def as_text(files: Files) -> None:
+        files.document["audits"][0]["seed"] = "0"
+
+    message = r"is damaged \(audits\.0\.seed: expected a valid integer, got '0'\)"
+    refused_change(make_run(tmp_path / "run", [BROKEN, DEFENDED]), as_text, message)
 
 
 def test_runs_of_an_older_version_are_refused_in_one_line(tmp_path):

@@ -229,7 +229,9 @@ def test_a_function_gives_an_embedder(monkeypatch):
 def test_a_torchscript_file_gives_an_embedder(tmp_path):
     path = tmp_path / "net.pt"
     torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(768, 5))).save(str(path))
-    network = read_embedder(Embedder(source=f"torchscript:{path}"), (3, 16, 16), CPU)
+    with pytest.raises(ConfigError, match=r"net\.pt is a program, and reading it can write files"):
+        Embedder(source=f"torchscript:{path}")
+    network = read_embedder(Embedder(source=f"torchscript:{path}", trust=True), (3, 16, 16), CPU)
     assert network.outputs(torch.rand(2, 3, 16, 16))[1].shape == (2, 5)
 
 
@@ -244,7 +246,9 @@ def test_the_key_follows_the_file_and_not_only_the_weights(tmp_path):
         path = tmp_path / "net.pt"
         network = nn.Sequential(nn.Flatten(), nn.Hardtanh(-scale, scale))
         torch.jit.script(network).save(str(path))
-        keys.add(read_embedder(Embedder(source=f"torchscript:{path}"), (3, 16, 16), CPU).key)
+        keys.add(
+            read_embedder(Embedder(source=f"torchscript:{path}", trust=True), (3, 16, 16), CPU).key
+        )
     assert len(keys) == 2
 
 

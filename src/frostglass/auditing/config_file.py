@@ -22,7 +22,8 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # Also of numbers with thousands of digits, and of lists nested a thousand times.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -30,7 +31,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
             raise ConfigError(f"expected name=value, such as attack.steps=100; got {setting!r}")
         try:
             value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text
         assign(config, key.strip(), value)
     return config
@@ -44,9 +45,11 @@ def read_with_generator(
     span: str | None,
     *,
     resize: bool,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Read a config; a generator of the user's own, if given, replaces its prior."""
-    values = read_config(path, [*_generator(source, latent, span, resize=resize), *settings])
+    generator = _generator(source, latent, span, resize=resize, trust=trust)
+    values = read_config(path, [*generator, *settings])
     grid = values.get("grid", {})
     cases = grid.get("case", []) if isinstance(grid, dict) else []
     with_prior = [
@@ -63,11 +66,11 @@ def read_with_generator(
 
 
 def _generator(
-    source: str | None, latent: str | None, span: str | None, *, resize: bool
+    source: str | None, latent: str | None, span: str | None, *, resize: bool, trust: bool
 ) -> list[str]:
     """Return the setting that makes a user's generator the config's prior; [] without one."""
     if source is None:
-        options = {"--latent": latent, "--range": span, "--resize": resize}
+        options = {"--latent": latent, "--range": span, "--resize": resize, "--trust": trust}
         if used := [name for name, value in options.items() if value]:
             raise ConfigError(
                 f"{used[0]} describes a generator, got none: name it with --prior, such as "
@@ -88,5 +91,5 @@ def _generator(
     text = [json.dumps(value, ensure_ascii=False) for value in (source, latent)]
     return [
         f'prior={{ name = "generator", source = {text[0]}, latent = {text[1]}, range = {values}, '
-        f"resize = {str(resize).lower()} }}"
+        f"resize = {str(resize).lower()}, trust = {str(trust).lower()} }}"
     ]

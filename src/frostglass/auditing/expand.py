@@ -145,6 +145,6 @@ def assign(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _item(place: list[Any], part: str, path: str) -> Any:
-    if not part.isdigit() or int(part) >= len(place):
+    if not part.isdecimal() or int(part) >= len(place):
         raise ConfigError(f"{path}: expected a list index below {len(place)}, got {part!r}")
     return place[int(part)]

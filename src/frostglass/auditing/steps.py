@@ -4,7 +4,9 @@ Raise a step's version when its result changes. Inputs are keywords, and their n
 result's key.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from frostglass.auditing.products import (
 )
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.display import image_grid
+from frostglass.core.errors import StoreError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
@@ -93,8 +96,21 @@ def _train(
 def _load_target(folder: Path, device: torch.device) -> Target:
     target = load_target(folder, rebuild_network)
     target.module.to(device)
-    seconds = read_json(folder / "timing.json")["seconds"]
-    return replace(target, info={**target.info, "seconds": seconds})
+    return replace(target, info={**target.info, "seconds": _seconds(folder)})
+
+
+def _seconds(folder: Path) -> float:
+    """Return how long a step took; refuse a timing that is missing or damaged."""
+    path, timing = folder / "timing.json", None
+    with suppress(OSError, StoreError):
+        timing = read_json(path)
+    seconds: Any = timing.get("seconds") if isinstance(timing, dict) else None
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise StoreError(
+            f"{path} is missing or does not say how long the step took: delete {folder} and run "
+            "again to compute the step anew"
+        )
+    return float(seconds)
 
 
 def _train_prior(
@@ -212,7 +228,7 @@ def _save_pretrained(pretrained: PretrainedAttack, folder: Path) -> None:
 def _load_pretrained(folder: Path, device: torch.device) -> PretrainedAttack:
     paths = sorted(folder.glob("*.safetensors"))
     checkpoints = {path.stem: read_tensors(path) for path in paths}
-    return PretrainedAttack(checkpoints, read_json(folder / "timing.json")["seconds"])
+    return PretrainedAttack(checkpoints, _seconds(folder))
 
 
 def _attack(
@@ -264,7 +280,7 @@ def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
 
 def _load_reconstructions(folder: Path, device: torch.device) -> Reconstructions:
     tensors, values = read_tensors(folder / "reconstructions.safetensors")
-    seconds = read_json(folder / "timing.json")["seconds"]
+    seconds = _seconds(folder)
     return Reconstructions(**tensors, queries=values["queries"], seconds=seconds)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import torch
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.run import Run, run_all
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
+from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
 from frostglass.cli.tables import print_costs, print_scores
 from frostglass.core.errors import ConfigError, RunError
@@ -27,6 +28,7 @@ REPORT = ("report.html", "report.json")
 
 def prepare(threads: int | None) -> None:
     """Set up this process for long work."""
+    raise_on_interrupt()
     keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)

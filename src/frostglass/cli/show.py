@@ -13,6 +13,7 @@ import torch
 
 from frostglass.auditing.catalogue import KINDS, describe, entries
 from frostglass.auditing.run_folder import versions
+from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.run import check_device, existing, is_writable
 from frostglass.core.errors import ConfigError
 from frostglass.core.registry import nearest
@@ -72,6 +73,7 @@ def convert_weights(kind: str, source: Path, out: Path, *, force: bool, as_json:
     """Write the averaged generator of a published pickle as safetensors, and describe it."""
     if kind != KIND:
         raise ConfigError(f"no conversion named {kind!r}: {nearest(kind, [KIND])}")
+    raise_on_interrupt()
     generator = convert_stylegan2(source, out, force=force)
     settings = generator.settings
     count = sum(parameter.numel() for parameter in generator.parameters())

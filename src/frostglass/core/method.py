@@ -63,7 +63,7 @@ class Method(ABC):
             cls.name = f"{cls.__module__}:{cls.__qualname__}"  # until it is registered
 
     @classmethod
-    def variant(cls, variant: str, **parameters: Any) -> Self:
+    def variant(cls, /, variant: str, **parameters: Any) -> Self:
         """Build a named variant; further parameters override those of the variant."""
         if not isinstance(variant, str) or variant not in cls.variants:
             hint = nearest(str(variant), cls.variants) if cls.variants else "it has none"

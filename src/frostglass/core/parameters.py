@@ -63,12 +63,12 @@ def parameters(cls: type[T]) -> type[T]:
     build = validated.__init__
 
     @functools.wraps(build)
-    def checked(self: Any, *args: Any, **values: Any) -> None:
+    def checked(self: Any, /, *args: Any, **values: Any) -> None:
         try:
             build(self, *args, **values)
         except ValidationError as error:
             lines = problems(error, validated.__pydantic_fields__)
             raise ConfigError([f"{validated.__name__}: {line}" for line in lines]) from None
 
-    validated.__init__ = checked  # type: ignore[method-assign]
+    validated.__init__ = checked  # type: ignore[method-assign, assignment]
     return validated  # type: ignore[return-value]

@@ -25,6 +25,8 @@ def import_path(path: str, kind: str = "method") -> Any:
     """Import `package.module:Class`."""
     module, _, attribute = path.partition(":")
     try:
+        if module.startswith("."):
+            raise ValueError("a relative name")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import DataError
+from frostglass.core.special_files import refuse_special
 from frostglass.data.base import listed
 
 YES, NO = {"1", "true", "yes"}, {"0", "-1", "false", "no"}
@@ -102,6 +103,7 @@ class Attributes:
 
 
 def _lines(path: Path) -> list[list[str]]:
+    refuse_special(path.expanduser())
     try:
         text = path.expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -113,7 +115,13 @@ def _lines(path: Path) -> list[list[str]]:
         ) from None
     plain = [line for line in text.splitlines() if line.strip()]
     spaced = bool(plain) and "," not in plain[0]
-    lines = [line.split() for line in plain] if spaced else list(csv.reader(plain))
+    try:
+        lines = [line.split() for line in plain] if spaced else list(csv.reader(plain))
+    except csv.Error as error:
+        raise DataError(
+            f"{path} is not a table of attributes ({error}): expected short names and values of 1 "
+            "or 0"
+        ) from None
     if len(lines) < 2 or (_is_count(lines[0]) and len(lines) < 3):
         raise DataError(
             f"{path} holds no table: expected a line that names the attributes and one line per "

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def read_image(path: Path, *, size: int, channels: int, crop: Crop) -> Tensor:
 
 
 def _upright_and_opaque(path: Path) -> Image.Image:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("a pipe, device or folder, not a file")
     if path.stat().st_size == 0:
         raise ValueError("empty, 0 bytes")
     with Image.open(path, formats=FORMATS) as file:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
+from frostglass.core.special_files import refuse_special
 from frostglass.core.types import Images, Shape
 from frostglass.data._attributes import Attributes
 from frostglass.data._images import SUFFIXES, Crop, read_images
@@ -209,12 +210,9 @@ def catalogue(root: Path) -> Catalogue:
     root = root.expanduser()
     if not root.is_dir():
         raise DataError(f"no folder at {root}: expected one with a sub-folder per identity")
-    try:
-        entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        _refuse(error)
-    folders = {entry: _files(entry) for entry in entries if entry.is_dir()}
-    loose = [entry for entry in entries if not entry.is_dir()]
+    entries = _entries(root)
+    folders = {Path(entry): _files(Path(entry)) for entry in entries if entry.is_dir()}
+    loose = [Path(entry) for entry in entries if not entry.is_dir()]
     everything = loose + [file for files in folders.values() for file in files]
     others = [file for file in everything if not _is_image(file)]
     if len(others) == len(everything):
@@ -263,12 +261,29 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List every visible file below `folder`, by name."""
-    files = []
-    for place, inner, names in os.walk(folder, onerror=_refuse):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        files += [Path(place, name) for name in names if not name.startswith(".")]
+    """List every visible file below `folder`, by name; links to folders are not followed."""
+    files, left = [], [folder]
+    while left:
+        for entry in _entries(left.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                left.append(Path(entry))
+            elif not entry.is_dir():
+                files.append(Path(entry))
     return sorted(files)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """List what is visible in a folder; refuse an image that is no file, which could block."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = [entry for entry in listing if not entry.name.startswith(".")]
+    except OSError as error:
+        _refuse(error)
+    for entry in entries:
+        # A broken link is listed: reading it says which.
+        if _is_image(Path(entry)) and not entry.is_file() and not entry.is_dir():
+            refuse_special(Path(entry))
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def _is_image(file: Path) -> bool:

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frostglass.core.errors import CheckpointError
-from frostglass.core.types import Halves
+from frostglass.core.errors import CheckpointError, FrostglassError
+from frostglass.core.limits import within_file
+from frostglass.core.types import Halves, Shape
+from frostglass.deploy._facts import F, Facts, parse_facts
+from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.models.build import source
 from frostglass.models.cut import cut
 from frostglass.runtime.device import device_of
@@ -17,6 +20,7 @@ from frostglass.store.manifest import MANIFEST, broken_seal, seal
 from frostglass.training.build import rebuild_network
 
 CHUNK = 128  # images or features passed through a network at once
+OTHER_HALF = 2**28  # numbers that the half which is not in the folder may have
 FACTS, WEIGHTS = "facts.json", "weights.safetensors"
 
 
@@ -37,8 +41,8 @@ def save_half(folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> Pat
     return folder
 
 
-def read_facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, Any]:
-    """Read facts.json of a client or server, and check that the needed entries are there."""
+def read_facts(folder: Path, kind: str, facts_type: type[F]) -> F:
+    """Read facts.json of a client or server, and check that its entries are there."""
     if not (folder / FACTS).is_file():
         raise CheckpointError(
             f"no {kind} in {folder}: expected a folder written by frostglass protect, with {FACTS}"
@@ -49,11 +53,7 @@ def read_facts(folder: Path, kind: str, needed: tuple[str, ...]) -> dict[str, An
     if not isinstance(facts, dict) or facts.get("kind") != kind:
         actual = facts.get("kind") if isinstance(facts, dict) else type(facts).__name__
         raise CheckpointError(f"expected a {kind} in {folder}, got a {actual}. Give its folder.")
-    if missing := [name for name in needed if name not in facts]:
-        raise CheckpointError(
-            f"{folder / FACTS} lacks {missing[0]}: it was changed. Save the {kind} again."
-        )
-    return facts
+    return parse_facts(facts, facts_type, folder / FACTS)
 
 
 def _names(folder: Path) -> list[str]:
@@ -72,11 +72,11 @@ def refuse_code(name: str, folder: Path) -> None:
         )
 
 
-def rebuild_halves(facts: Mapping[str, Any], folder: Path, module: nn.Module | None) -> Halves:
+def rebuild_halves(facts: Facts, folder: Path, module: nn.Module | None) -> Halves:
     """Cut `module`, or the network that the recipe describes; without weights."""
-    recipe, shape = facts["recipe"], tuple(facts["image_shape"])
+    recipe, shape = facts.plain_recipe, shape_of(facts)
     if module is not None:
-        return cut(module, facts["cut"], shape)
+        return _checked(cut(module, facts.cut, shape), facts, folder)
     if recipe is None:
         raise CheckpointError(
             f"{folder} was saved from a module of your own. Build the module and pass it to load()."
@@ -86,8 +86,36 @@ def rebuild_halves(facts: Mapping[str, Any], folder: Path, module: nn.Module | N
         refuse_code(model, folder)
     for defense in recipe["defenses"]:
         refuse_code(defense["name"], folder)
-    network = rebuild_network({**recipe, "image_shape": tuple(recipe["image_shape"])})
-    return cut(network, facts["cut"], shape)
+    try:
+        tensors, _ = read_tensors(folder / WEIGHTS)
+        shapes = [tensor.shape for tensor in tensors.values()]
+        with within_file(folder / WEIGHTS, shapes, least=OTHER_HALF):
+            network = rebuild_network({**recipe, "image_shape": tuple(recipe["image_shape"])})
+        return _checked(cut(network, facts.cut, shape), facts, folder)
+    except FrostglassError:
+        raise
+    except (*MODEL_ERRORS, OverflowError) as error:
+        raise CheckpointError(
+            f"{folder / FACTS} describes no network ({first_line(error)}): it was changed. Save "
+            "it again."
+        ) from error
+
+
+def _checked(both: Halves, facts: Facts, folder: Path) -> Halves:
+    """Refuse halves that do not take the images or pass on the features that the facts state."""
+    images = facts.image_shape if facts.recipe is None else facts.recipe.image_shape
+    if images != facts.image_shape or both.feature_shape != tuple(facts.feature_shape):
+        raise CheckpointError(
+            f"{folder / FACTS} states images {facts.image_shape} and features "
+            f"{facts.feature_shape}, and its network has {images} and {list(both.feature_shape)}: "
+            "it was changed. Save it again."
+        )
+    return both
+
+
+def shape_of(facts: Facts) -> Shape:
+    channels, height, width = facts.image_shape
+    return channels, height, width
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from frostglass.core.errors import CheckpointError
+from frostglass.core.limits import within_file
+from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.networks.amortizer import Amortizer
 from frostglass.runtime.device import default_device
 from frostglass.store.files import read_tensors, write_tensors
@@ -48,8 +51,18 @@ class TrainedAmortizer(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | None = None) -> "TrainedAmortizer":
-        tensors, about = read_tensors(folder / AMORTIZER)
-        config, shape = Amortizer(**about["config"]), tuple(about["feature_shape"])
-        network = config.network(shape, about["latent"])
-        network.load_state_dict(tensors)
+        path = folder / AMORTIZER
+        tensors, about = read_tensors(path)
+        try:
+            with within_file(path, [tensor.shape for tensor in tensors.values()]):
+                config, shape = Amortizer(**about["config"]), tuple(about["feature_shape"])
+                network = config.network(shape, about["latent"])
+            network.load_state_dict(tensors)
+        except CheckpointError:
+            raise
+        except (*MODEL_ERRORS, OverflowError) as error:
+            raise CheckpointError(
+                f"{path} does not describe its network ({first_line(error)}): it was changed. "
+                "Save it again."
+            ) from error
         return cls(network.eval().to(device or default_device()), config, shape, about["latent"])

@@ -15,6 +15,7 @@ from frostglass.core.prior import Prior
 from frostglass.core.types import Shape, Target
 from frostglass.data._images import Crop
 from frostglass.defenses.base import Defense, Release, defenses
+from frostglass.deploy._facts import ClientFacts
 from frostglass.deploy._files import (
     CHUNK,
     load_weights,
@@ -24,6 +25,7 @@ from frostglass.deploy._files import (
     rebuild_halves,
     refuse_code,
     save_half,
+    shape_of,
 )
 from frostglass.deploy.amortizer import AMORTIZER, TrainedAmortizer
 from frostglass.deploy.server import Server
@@ -104,28 +106,23 @@ class Client:
     ) -> "Client":
         """Load what `save` wrote; for a network of your own, pass the whole network as `module`."""
         folder, device = Path(folder), device or default_device()
-        needed = ("image_shape", "feature_shape", "cut", "recipe", "protection")
-        facts = read_facts(folder, "client", needed)
+        facts = read_facts(folder, "client", ClientFacts)
         encoder = rebuild_halves(facts, folder, module).encoder
         load_weights(encoder, folder)
-        protection = None
-        if values := facts["protection"]:
-            refuse_code(values["name"], folder)
-            method = defenses.get(values["name"])
-            protection = method(**{key: value for key, value in values.items() if key != "name"})
+        protection = _protection(facts, folder)
         prior = read_prior(folder / PRIOR) if (folder / PRIOR).is_file() else None
         for network in prior.modules if prior else ():
             network.to(device)
         return cls(
             encoder.to(device),
-            tuple(facts["image_shape"]),
-            tuple(facts["feature_shape"]),
-            facts["cut"],
+            shape_of(facts),
+            tuple(facts.feature_shape),
+            facts.cut,
             protection,
             prior,
             TrainedAmortizer.load(folder, device) if (folder / AMORTIZER).is_file() else None,
-            facts["recipe"],
-            facts.get("crop", "centre"),
+            facts.plain_recipe,
+            facts.crop,
         )
 
     def _check(self, images: Tensor) -> None:
@@ -158,6 +155,19 @@ class Client:
                 f"the client's prior {problem}, but a client holds weights alone. Use a prior that "
                 "frostglass trained or converted."
             )
+
+
+def _protection(facts: ClientFacts, folder: Path) -> Defense | None:
+    if facts.protection is None:
+        return None
+    refuse_code(facts.protection.name, folder)
+    protection: Defense = defenses.build(facts.protection.model_dump())
+    if not protection.releases:
+        raise CheckpointError(
+            f"{folder} names {protection.name} as its protection, which releases no features: it "
+            "was changed. Save the client again."
+        )
+    return protection
 
 
 def split_model(

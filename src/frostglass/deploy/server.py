@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.types import Shape
+from frostglass.deploy._facts import ServerFacts
 from frostglass.deploy._files import (
     CHUNK,
     load_weights,
@@ -20,6 +21,7 @@ from frostglass.deploy._files import (
     read_facts,
     rebuild_halves,
     save_half,
+    shape_of,
 )
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
@@ -105,18 +107,17 @@ class Server:
     ) -> "Server":
         """Load what `save` wrote; for a network of your own, pass the whole network as `module`."""
         folder = Path(folder)
-        needed = ("image_shape", "feature_shape", "cut", "recipe", "classes", "attributes")
-        facts = read_facts(folder, "server", needed)
+        facts = read_facts(folder, "server", ServerFacts)
         rest = rebuild_halves(facts, folder, module).rest
         load_weights(rest, folder)
         return cls(
             rest.to(device or default_device()),
-            tuple(facts["classes"]),
-            tuple(facts["image_shape"]),
-            tuple(facts["feature_shape"]),
-            facts["cut"],
-            facts["attributes"],
-            facts["recipe"],
+            tuple(facts.classes),
+            shape_of(facts),
+            tuple(facts.feature_shape),
+            facts.cut,
+            facts.attributes,
+            facts.plain_recipe,
         )
 
     def _check(self, features: Tensor) -> None:

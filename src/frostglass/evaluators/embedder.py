@@ -23,7 +23,7 @@ from frostglass.models.build import build
 from frostglass.models.build import source as code_of
 from frostglass.models.checkpoint import load_body, read_body
 from frostglass.models.taps import find_head
-from frostglass.priors._foreign import files_of, load_network
+from frostglass.priors._foreign import check_trust, files_of, load_network
 from frostglass.runtime.device import default_device
 from frostglass.runtime.tensors import weights_digest
 from frostglass.store.keys import digest, fingerprint, plain
@@ -52,6 +52,7 @@ class Embedder:
             (images stay in [0, 1]).
         training: how the network is trained on the public people. A fifth of them is left out, to
             calibrate with.
+        trust: read a TorchScript file, which is a program and can write files when it is read.
     """
 
     source: str = ""
@@ -60,6 +61,7 @@ class Embedder:
     mean: tuple[float, ...] | None = None
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     training: Training = Field(default_factory=lambda: Training(model="resnet", epochs=30))
+    trust: bool = False
 
     def __post_init__(self) -> None:
         named = ("size", "weights", "mean", "std")
@@ -72,6 +74,8 @@ class Embedder:
                 f"source: expected {PUBLIC}, {SHIPPED}, {DLIB}, onnx:FILE, torchscript:FILE, "
                 f"timm:NAME, torchvision:NAME or MODULE:FUNCTION, got {self.source!r}"
             )
+        else:
+            check_trust(self.source, trust=self.trust)
         if self.source.partition(":")[0] in LIBRARIES and not self.weights:
             raise ValueError(
                 f"weights: required with {self.source}: an untrained network recognises nobody"
@@ -142,6 +146,7 @@ def read_embedder(
     # A dry run has no weights to look at.
     weights = "" if device.type == "meta" else weights_digest(module).hex()
     identity = plain(config, "embedder", False)
+    del identity[type(config).__name__]["trust"]  # it changes no result
     content = {"config": identity, "weights": weights, "files": fingerprint(config)}
     return Target(
         module.to(device),

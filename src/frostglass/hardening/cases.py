@@ -91,6 +91,8 @@ def _feature_title(attack: Attack) -> str:
 def given_cases(tables: Sequence[Mapping[str, Any]], prior: str) -> list[Case]:
     """Check the cases that a user gives: each has a name and an attack, and perhaps a prior."""
     for number, table in enumerate(tables):
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"attacks[{number}]: expected a table, got {table!r}")
         unknown = sorted(set(table) - {"case", "attack", prior})
         if unknown or not isinstance(table.get("case"), str) or "attack" not in table:
             raise ConfigError(

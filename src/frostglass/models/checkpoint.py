@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frostglass.core.errors import CheckpointError
+from frostglass.core.errors import CheckpointError, FrostglassError
+from frostglass.core.limits import within_file
 from frostglass.core.registry import nearest
 from frostglass.core.types import Target
 from frostglass.models.architectures._ir import IR, from_face_evolve
-from frostglass.models.base import Preprocess, class_name, first_line, inner
+from frostglass.models.base import MODEL_ERRORS, Preprocess, class_name, first_line, inner
 from frostglass.models.taps import check_layers
 from frostglass.models.weight_files import (
     differences,
     few,
     other_classes,
     read_state,
+    shapes_in,
     usable,
     write_state,
 )
@@ -138,16 +140,25 @@ def load_target(folder: str | Path, rebuild: Callable[[dict[str, Any]], nn.Modul
         recipe = dict(fields["info"]["build"])
     except FileNotFoundError as error:
         raise CheckpointError(f"no target in {str(folder)!r}: {DESCRIPTION} is missing") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{DESCRIPTION} in {str(folder)!r} is damaged: {type(error).__name__} "
             f"{first_line(error)}"
         ) from error
     shape = fields["image_shape"]
-    module = rebuild({**recipe, "classes": len(fields["classes"]), "image_shape": shape})
-    load_weights(module, folder / WEIGHTS)
-    check_layers(module, shape, head=fields["head"], taps=fields["taps"])
-    return Target(module=module.eval(), **fields)
+    try:
+        with within_file(folder / DESCRIPTION, shapes_in(folder / WEIGHTS)):
+            module = rebuild({**recipe, "classes": len(fields["classes"]), "image_shape": shape})
+        load_weights(module, folder / WEIGHTS)
+        check_layers(module, shape, head=fields["head"], taps=fields["taps"])
+        return Target(module=module.eval(), **fields)
+    except FrostglassError:
+        raise
+    except (*MODEL_ERRORS, OverflowError) as error:
+        raise CheckpointError(
+            f"{DESCRIPTION} in {str(folder)!r} describes no network: {type(error).__name__} "
+            f"{first_line(error)}"
+        ) from error
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

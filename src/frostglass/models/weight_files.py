@@ -8,7 +8,7 @@ from pickle import UnpicklingError  # raised by torch's restricted reader
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -38,6 +38,15 @@ def read_state(own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     if _all_prefixed(state) and not _all_prefixed(own):
         return {name.removeprefix("module."): value for name, value in state.items()}
     return state
+
+
+def shapes_in(path: Path) -> list[tuple[int, ...]]:
+    """Return the shapes of the tensors in a file; none if it is not safetensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return []  # reading it says why
 
 
 def _all_prefixed(names: Mapping[str, Tensor]) -> bool:

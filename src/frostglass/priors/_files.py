@@ -3,16 +3,20 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from frostglass.core.errors import CheckpointError
-from frostglass.core.prior import Prior
+from frostglass.core.errors import CheckpointError, FrostglassError
+from frostglass.core.limits import within_file
+from frostglass.core.parameters import problems
+from frostglass.core.prior import Condition, Prior
 from frostglass.core.types import Shape
+from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.priors.base import priors
 from frostglass.runtime.seeding import seeded
 from frostglass.runtime.tensors import under_prefix, with_prefix
@@ -58,48 +62,111 @@ def load_prior(folder: Path) -> Prior:
     return read_prior(folder / "prior.safetensors", trusted=True)
 
 
+class MethodRecord(BaseModel):
+    """A method as `PriorMethod.record` describes it."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+class Info(BaseModel):
+    """What `Prior.info` must say: how the prior was made, and the one it extends, if any."""
+
+    model_config = ConfigDict(extra="allow")
+
+    method: MethodRecord
+    base: "Info | None" = None
+
+
+class PriorFacts(BaseModel):
+    """The record in a prior's file."""
+
+    image_shape: tuple[
+        Annotated[int, Field(ge=1, le=4)],
+        Annotated[int, Field(ge=1, le=2048)],
+        Annotated[int, Field(ge=1, le=2048)],
+    ]
+    info: Info
+    tied_to: str | None
+    critic: bool
+    latent: Annotated[int, Field(ge=1)] | None = None
+    classes: Annotated[int, Field(ge=0)] = 0
+    condition: Condition = ""
+
+
 def read_prior(path: Path, *, trusted: bool = False) -> Prior:
     """Read a prior from its file; every tensor must be there, and no other.
 
-    A file that names code to run is refused unless it is `trusted`.
+    A file that names code to run is refused unless it is `trusted`. A network that is larger than
+    the file is refused before memory is allocated for it.
     """
     facts, tensors = _read_file(path)
-    try:
-        code = code_in(facts["info"])
-    except (LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} does not say how its prior was made ({type(error).__name__}): make the prior "
-            "again"
-        ) from error
-    if code and not trusted:
-        raise CheckpointError(
-            f"{path} names code to run ({code}), and a file must hold weights alone: name the code "
-            "in a config, as prior.source or a student"
-        )
-    shape, classes = tuple(facts["image_shape"]), facts.get("classes", 0)
-    with seeded(0, "read_prior"):  # the weights drawn here are replaced below
-        networks = _skeleton(facts["info"], shape, classes)
-    critic = networks.critic if facts["critic"] else None
+    info = facts.info.model_dump(exclude_unset=True)
+    networks = _networks(path, facts, info, tensors, trusted=trusted)
+    critic = networks.critic if facts.critic else None
     parts = _parts(networks.generator, critic, networks.students)
     _check_tensors(path, tensors, [part for part, _ in parts])
     for part, module in parts:
-        _load(path, part, module, under_prefix(part, tensors), facts["info"]["method"]["name"])
+        _load(path, part, module, under_prefix(part, tensors), facts.info.method.name)
+    latent = networks.latent if facts.latent is None else facts.latent
+    if (latent, facts.condition) != (networks.latent, networks.condition):
+        raise _damaged(
+            path,
+            f"{latent} latents and {facts.condition or 'no'} condition, expected "
+            f"{networks.latent} and {networks.condition or 'no'} condition",
+        )
     return Prior(
         generator=networks.generator,
         critic=critic,
-        latent=facts.get("latent", facts["info"]["method"]["parameters"].get("latent")),
-        image_shape=shape,
+        latent=latent,
+        image_shape=facts.image_shape,
         seen_identities=tensors["seen_identities"],
-        info=facts["info"],
-        tied_to=facts["tied_to"],
-        classes=classes,
-        condition=facts.get("condition", ""),
+        info=info,
+        tied_to=facts.tied_to,
+        classes=facts.classes,
+        condition=facts.condition,
         students=networks.students,
         features=tensors.get("features"),
     )
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _networks(
+    path: Path,
+    facts: PriorFacts,
+    info: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    trusted: bool,
+) -> Prior:
+    """Build the networks that a record describes, with any weights."""
+    try:
+        code = code_in(info)
+        if code and not trusted:
+            raise CheckpointError(
+                f"{path} names code to run ({code}), and a file must hold weights alone: name the "
+                "code in a config, as prior.source or a student"
+            )
+        with seeded(0, "read_prior"):  # the weights drawn here are replaced later
+            if not code:  # without memory first: code of the user's need not support that
+                shapes = [tensor.shape for tensor in tensors.values()]
+                with torch.device("meta"), within_file(path, shapes):
+                    _skeleton(info, facts.image_shape, facts.classes)
+            return _skeleton(info, facts.image_shape, facts.classes)
+    except CheckpointError:
+        raise
+    except FrostglassError as error:
+        raise _damaged(path, str(error)) from error
+    except (*MODEL_ERRORS, OverflowError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}, {first_line(error)}") from error
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} does not say how its prior was made ({reason[:160]}): make the prior again"
+    )
+
+
+def _read_file(path: Path) -> tuple[PriorFacts, dict[str, Tensor]]:
     """Return the record and the tensors of a prior's file."""
     if not path.is_file():
         raise CheckpointError(
@@ -108,18 +175,21 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("frostglass_prior", "null"))
+            text = (file.metadata() or {}).get("frostglass_prior")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} is not a readable safetensors file ({error}): make the prior again"
         ) from None
-    if facts is None:
+    if text is None:
         raise CheckpointError(
             f"{path} holds weights but does not say it is a frostglass prior: expected a file "
             "written by save_prior"
         )
-    return facts, tensors
+    try:
+        return PriorFacts.model_validate_json(text, strict=True), tensors
+    except ValidationError as error:
+        raise _damaged(path, problems(error)[0]) from None
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, Tensor], parts: Sequence[str]) -> None:
@@ -129,13 +199,18 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], parts: Sequence[st
     stray = sorted(n for n in tensors if n not in others and not n.startswith(prefixes))
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     broken = sorted(name for name, tensor in floats.items() if not tensor.isfinite().all())
-    missing = "no " if "seen_identities" not in tensors else ""
-    if stray or broken or missing:
+    missing = "" if _is_list(tensors.get("seen_identities")) else "no "
+    table = tensors.get("features", torch.zeros(2, 1))  # mean and deviation
+    if stray or broken or missing or len(table) != 2 or table.ndim != 2:
         raise CheckpointError(
             f"{path} is not as it was written: {len(stray)} tensors too many "
             f"({', '.join(stray[:3])}), {len(broken)} not finite ({', '.join(broken[:3])}), "
             f"{missing}list of the identities it was trained on; make the prior again"
         )
+
+
+def _is_list(seen: Tensor | None) -> bool:
+    return seen is not None and (seen.dtype, seen.ndim) == (torch.int64, 1)
 
 
 def _load(

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from frostglass.core.errors import ConfigError, FrostglassError, ModelError
+from frostglass.core.special_files import refuse_special
 from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.models.build import source as code_of
 from frostglass.models.build import users_factory
@@ -31,6 +33,16 @@ def split_source(source: str) -> tuple[str, str]:
     return kind, place
 
 
+def check_trust(source: str, *, trust: bool) -> None:
+    """Refuse a TorchScript archive that the user does not trust: reading it can run its code."""
+    kind, place = split_source(source)
+    if kind == "torchscript" and not trust:
+        raise ValueError(
+            f"source: {place} is a program, and reading it can write files: export the network as "
+            "ONNX, or say that you trust whoever made it, by trust = true (--trust with --prior)"
+        )
+
+
 def files_of(source: str, weights: str | None) -> list[Path]:
     """List the files of a network: of its graph, or the code of its function and its weights."""
     kind, place = split_source(source)
@@ -39,13 +51,33 @@ def files_of(source: str, weights: str | None) -> list[Path]:
     path = Path(place)
     if kind == "torchscript" or not path.is_file():
         return [path]  # reading reports a missing file
-    outside = {
+    return [path, *_outside(path, _read_onnx(path, whole=False))]
+
+
+def _outside(path: Path, model: Any) -> list[Path]:
+    """List the files beside an ONNX file that hold its tensors; refuse pipes and devices."""
+    names = {
         entry.value
-        for tensor in _read_onnx(path, whole=False).graph.initializer
+        for part in (model.graph, *model.functions)
+        for tensor in _tensors(part)
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return [path, *(path.parent / name for name in sorted(outside))]
+    files = [path.parent / name for name in sorted(names)]
+    for file in files:
+        refuse_special(file)
+    return files
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Yield every tensor of a graph or function: weights, and those in attributes of nodes."""
+    yield from getattr(graph, "initializer", ())
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node or inner.initializer:
+                    yield from _tensors(inner)
 
 
 def load_network(source: str, weights: str | None = None) -> nn.Module:
@@ -106,6 +138,7 @@ def onnx_packages() -> tuple[Any, Any]:
     """Import onnx and onnx2torch on demand: the extra may be missing."""
     try:
         import onnx
+        import onnx.shape_inference
         import onnx.version_converter
         import onnx2torch
     except ImportError as error:
@@ -121,8 +154,14 @@ def _read_onnx(path: Path, *, whole: bool = True) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return onnx.load(path, load_external_data=whole)
-    except (DecodeError, OSError, onnx.checker.ValidationError) as error:
+        model = onnx.load(path, load_external_data=False)
+        if whole:
+            _outside(path, model)
+            onnx.load_external_data_for_model(model, str(path.parent))
+        return model
+    except FrostglassError:
+        raise
+    except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{path} is not a whole ONNX file: {first_line(error)}") from error
 
 
@@ -158,8 +197,15 @@ def _onnx(path: Path) -> nn.Module:
                 f"{path} has an operator that onnx2torch does not know: {first_line(error)}"
             ) from error
         return _converted_down(path, graph, opset, first_line(error))
-    except MODEL_ERRORS as error:
+    except _conversion_errors() as error:
         raise ModelError(f"onnx2torch cannot read {path}: {first_line(error)}") from error
+
+
+def _conversion_errors() -> tuple[type[Exception], ...]:
+    """Return what onnx and onnx2torch raise for graphs that are damaged or unknown to them."""
+    onnx, _ = onnx_packages()
+    own = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
+    return (*MODEL_ERRORS, *own, onnx.version_converter.ConvertError)
 
 
 def _converted(graph: Any) -> nn.Module:
@@ -177,7 +223,7 @@ def _converted_down(path: Path, graph: Any, opset: int, missing: str) -> nn.Modu
     onnx, _ = onnx_packages()
     try:
         return _converted(onnx.version_converter.convert_version(graph, OPSET))
-    except MODEL_ERRORS as error:
+    except _conversion_errors() as error:
         raise ModelError(
             f"{path} uses ONNX operators of opset {opset}, which onnx2torch does not know "
             f"({missing}) and onnx cannot rewrite ({first_line(error)}): export it by "

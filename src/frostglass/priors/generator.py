@@ -13,7 +13,13 @@ from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import UNKNOWN, Prior
 from frostglass.core.types import Shape
-from frostglass.priors._foreign import files_of, load_network, onnx_latent, split_source
+from frostglass.priors._foreign import (
+    check_trust,
+    files_of,
+    load_network,
+    onnx_latent,
+    split_source,
+)
 from frostglass.priors._user_images import Latents, UserImages, check_generator, sides
 from frostglass.priors.base import (
     LOADED,
@@ -83,6 +89,7 @@ class Generator(PriorMethod):
         size: height and width of its images in pixels, if they are to be checked.
         resize: accept a generator that makes images of another size than the data has; they are
             resized for the target. Colour and grey serve each other anyway.
+        trust: read a TorchScript file, which is a program and can write files when it is read.
     """
 
     source: str
@@ -93,6 +100,7 @@ class Generator(PriorMethod):
     ] = (-1.0, 1.0)
     size: Annotated[int, Field(ge=1)] | None = None
     resize: bool = False
+    trust: bool = False
 
     title: ClassVar[str] = "User's generator"
     ready: ClassVar[bool] = True
@@ -104,6 +112,7 @@ class Generator(PriorMethod):
                 f"weights: {self.source} brings its own: leave them out, or name a function as "
                 "source"
             )
+        check_trust(self.source, trust=self.trust)
         Latents.parse(self.latent)
         _check_distinct(self.range)
 

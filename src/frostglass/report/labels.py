@@ -1,6 +1,5 @@
 """Names for what a report compares: titles of methods, and settings that tell equal names apart."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -60,7 +59,8 @@ def distinct(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _differs(settings: Sequence[Mapping[str, Any]], members: Iterable[int], key: str) -> bool:
-    return len({json.dumps(settings[place].get(key)) for place in members}) > 1
+    """Whether a setting tells members apart as it is written: none and [] look alike."""
+    return len({_short(settings[place].get(key)) for place in members}) > 1
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator
 from torch import Tensor
 
 from frostglass.auditing.run_folder import NUMBERS, RUN_FORMAT
@@ -156,6 +156,13 @@ class RunFacts(BaseModel):
     audits: Sequence[AuditFacts]
     failed: list[str]
 
+    @field_validator("settings")
+    @classmethod
+    def _has_a_grid_of_tables(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(settings.get("grid", {}), dict):
+            raise ValueError("grid: expected a table")
+        return settings
+
     @property
     def surface(self) -> Literal["model", "features"]:
         return self.audits[0].surface
@@ -205,7 +212,8 @@ def parsed(document: Mapping[str, Any]) -> RunFacts:
     audits = document.get("audits")
     first = audits[0] if isinstance(audits, list) and audits else None
     features = isinstance(first, dict) and first.get("surface") == "features"
-    return (FeatureRun if features else ModelRun).model_validate(document)
+    # Strict, because parts of a report read the document itself: "3" must not pass as a number.
+    return (FeatureRun if features else ModelRun).model_validate(document, strict=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -223,7 +231,7 @@ def read_run(folder: Path) -> Run:
     try:
         # Settings may be infinite, which JSON cannot express: keep the word as text.
         document = json.loads(path.read_bytes(), parse_constant=str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is not JSON ({error}): run again to write it anew") from error
     document = document if isinstance(document, dict) else {}
     if (version := document.get("format")) != RUN_FORMAT:
@@ -254,12 +262,13 @@ def _check_scores(path: Path, facts: RunFacts) -> None:
         if absent := [n for n in needed if n not in audit.scores or n not in audit.prior_only]:
             raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again")
         expected = kinds[: max(len(verified), len(facts.top1))]  # data may lack embedders
-        more = f"verified_{len(verified) + 1}" in audit.scores
+        counted = {n for n in audit.scores if n.startswith(("top1_", "verified_"))}
+        more = counted != {*verified, *facts.top1}
         if more or [each.kind for each in audit.evaluators] != expected:
             raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
         controls, name = audit.controls, audit.controls.deciding
         if (
-            name not in audit.scores
+            name not in (["similarity"] if features else verified)
             or name not in controls.lift
             or not (controls.vacuous or name in controls.control_lift)
             or sum(each.decides for each in audit.evaluators) != 1
@@ -321,6 +330,7 @@ def _rows(path: Path, facts: RunFacts, images: Mapping[str, Tensor]) -> tuple[Au
             or len(set(names) - {""}) != people
             or ((place == 0 or audit.surface == "features") and names != facts.identities)
             or not set(audit.partial) <= set(names)
+            or not all(_is_by_person(audit, name, people) for name in audit.verified)
             or not all(set(columns[name]) <= {0.0, 1.0} for name in facts.top1)
             or not all(set(columns[name]) <= {0.0, 1.0} for name in audit.verified)
             or not all(_is_mean(score, columns[name]) for name, score in audit.scores.items())
@@ -340,6 +350,12 @@ def _rows(path: Path, facts: RunFacts, images: Mapping[str, Tensor]) -> tuple[Au
             "run again to write both"
         )
     return tuple(result)
+
+
+def _is_by_person(audit: AuditFacts, name: str, people: int) -> bool:
+    """Whether a score and its baseline have one value for each person."""
+    both = (audit.scores[name].by_identity, audit.prior_only[name].by_identity)
+    return all(values is not None and len(values) == people for values in both)
 
 
 def _number(text: str | None) -> float:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from frostglass.core.errors import CheckpointError, ConfigError
+from frostglass.core.limits import within_file
 from frostglass.models.checkpoint import load_weights
 from frostglass.networks.stylegan2.network import RATE, TAPS, StyleGenerator, StyleSettings
 from frostglass.networks.stylegan2.pickle_reader import Network, Stored, read_inert, refuse, shown
@@ -221,15 +222,18 @@ def load_generator(path: str | Path) -> StyleGenerator:
     try:
         with safe_open(path, framework="pt") as file:
             settings = StyleSettings(**json.loads((file.metadata() or {})["values"])[KIND])
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     except SafetensorError as error:
         raise CheckpointError(
             f"{path.name} is not a readable safetensors file ({error}): convert it again"
         ) from error
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path.name} has no StyleGAN2 settings in its header: convert it again, or if it is a "
             "prior of ours, load it with prior.name = 'pretrained'"
         ) from error
+    with torch.device("meta"), within_file(path.name, shapes):  # without memory first
+        StyleGenerator(settings)
     with seeded(0, "load_generator"):  # replaced by the file's weights below
         generator = StyleGenerator(settings)
     load_weights(generator, path)

@@ -1,0 +1,354 @@
+"""The commands: they call library functions and hold no logic.
+
+Heavy imports happen inside commands, so that help answers at once.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from frostglass.cli.main import guarded
+
+HELP = """Train image models that cannot be inverted, and prove it by attacking them.
+
+Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves
+nothing, 2 bad usage or config."""
+
+
+class Commands(TyperGroup):
+    """Runs all commands guarded: typer would handle interrupts and closed pipes itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        raise typer.Exit(guarded(lambda: super(Commands, self).invoke(ctx)))
+
+
+app = typer.Typer(
+    cls=Commands,
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+stores = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
+
+Config = Annotated[Path, typer.Argument(help="A TOML file with one experiment or a grid.")]
+StoreOption = Annotated[
+    Path,
+    typer.Option(
+        "--store",
+        help="Folder of finished steps; a stopped run resumes from it.",
+        envvar="FROSTGLASS_STORE",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change a setting of the config, e.g. attack.steps=100; repeatable.",
+    ),
+]
+PriorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prior",
+        metavar="SOURCE",
+        help="Use your own generator instead of the config's prior: onnx:FILE, torchscript:FILE "
+        "or MODULE:FUNCTION.",
+    ),
+]
+LatentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--latent",
+        metavar="KIND:SHAPE",
+        help="That generator's input, e.g. normal:512 or uniform:100x1x1.",
+    ),
+]
+RangeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--range",
+        metavar="BLACK:WHITE",
+        help="That generator's output for black and white; -1:1 by default.",
+    ),
+]
+ResizeOption = Annotated[
+    bool, typer.Option("--resize", help="Accept images of another size from that generator.")
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Read a TorchScript generator, which can run code when read."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the run's numbers, images and report.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")
+]
+RedactOption = Annotated[
+    bool,
+    typer.Option("--redact", help="Blur faces and hide names in the report; run files keep both."),
+]
+STORE = Path(".frostglass")
+
+
+@app.command()
+def demo(
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Audit an undefended and a defended model on embedded faces, in minutes."""
+    from frostglass.auditing.config_file import demo_config
+    from frostglass.cli.run import run_settings
+
+    run_settings(demo_config(), store, out, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
+def run(
+    config: Config,
+    settings: SetOption = None,
+    prior: PriorOption = None,
+    latent: LatentOption = None,
+    span: RangeOption = None,
+    resize: ResizeOption = False,
+    trust: TrustOption = False,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Run an experiment or a grid, on a model or on features; run it again to resume."""
+    from frostglass.auditing.config_file import read_with_generator
+    from frostglass.cli.run import run_settings
+
+    options = {"resize": resize, "trust": trust}
+    values = read_with_generator(config, settings or (), prior, latent, span, **options)
+    run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
+def check(
+    config: Config,
+    settings: SetOption = None,
+    prior: PriorOption = None,
+    latent: LatentOption = None,
+    span: RangeOption = None,
+    resize: ResizeOption = False,
+    trust: TrustOption = False,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Report every problem of a config at once, or estimate its time and memory by a dry run."""
+    from frostglass.auditing.config_file import read_with_generator
+    from frostglass.cli.run import check_settings
+
+    options = {"resize": resize, "trust": trust}
+    values = read_with_generator(config, settings or (), prior, latent, span, **options)
+    check_settings(values, store, as_json=as_json)
+
+
+@app.command()
+def harden(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file with one audit of a model, or of features.")
+    ],
+    accuracy: Annotated[
+        float | None,
+        typer.Option("--accuracy", help="The least accuracy you accept of a model, e.g. 0.95."),
+    ] = None,
+    protect: Annotated[
+        bool,
+        typer.Option("--protect", help="Tune protections of features that leave a device."),
+    ] = False,
+    utility: Annotated[
+        float | None,
+        typer.Option(
+            "--utility", help="With --protect: the least utility of the server's answers, e.g. 0.8."
+        ),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure", help="That utility, a mean over attributes: mcc (by default) or auc."
+        ),
+    ] = None,
+    defenses: Annotated[
+        str | None,
+        typer.Option(
+            "--defenses",
+            metavar="NAMES",
+            help="Defenses to tune, alone and in pairs, e.g. calor,bido or adv_learn,crafter.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for trials, e.g. 90m, or their number: 30 trials.")
+    ] = "2h",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of the final table.")] = 3,
+    attacks: Annotated[
+        Path | None,
+        typer.Option("--attacks", help="A TOML file of tables named case: the final attacks."),
+    ] = None,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+    redact: RedactOption = False,
+) -> None:
+    """Find the defense that leaks least at a utility you accept; run it again to resume."""
+    from frostglass.auditing.config_file import read_config
+    from frostglass.cli.harden import Request, harden_settings
+
+    request = Request(accuracy, protect, utility, measure, defenses, budget, seeds, attacks)
+    values = read_config(config, settings or ())
+    harden_settings(values, store, out, request, as_json=as_json, threads=threads, redact=redact)
+
+
+@app.command()
+def protect(
+    config: Annotated[Path, typer.Argument(help="A TOML file about a split model (target.cut).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the halves, client and server.")],
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="LABEL", help="Which experiment of a grid, by its label."),
+    ] = None,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Split a model: a client that releases protected features, and a server that uses them."""
+    from frostglass.auditing.config_file import read_config
+    from frostglass.cli.split import protect_settings
+
+    values = read_config(config, settings or ())
+    protect_settings(values, store, out, only, as_json=as_json, threads=threads)
+
+
+@app.command()
+def release(
+    client: Annotated[Path, typer.Argument(help="The client folder that protect wrote.")],
+    images: Annotated[Path, typer.Argument(help="A folder of images.")],
+    out: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the protection's noise.")] = 0,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Write the protected features that a client releases for images; run it again to resume."""
+    from frostglass.cli.split import release_features
+
+    release_features(client, images, out, seed=seed, as_json=as_json, threads=threads)
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="datasets, models, defenses, priors, attacks or metrics; all if not given."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List all methods, plugins included, or those of one kind."""
+    from frostglass.cli.show import list_kind
+
+    list_kind(kind, as_json=as_json)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi, or MODULE:CLASS.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a method: what it does, its parameters, its paper and where the code differs."""
+    from frostglass.cli.show import show_method
+
+    show_method(name, as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="The HTML file to write; its JSON goes beside it.")
+    ] = Path("report.html"),
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="FORMAT",
+            help="Print a table instead, markdown or csv: means over seeds, with intervals.",
+        ),
+    ] = None,
+    redact: RedactOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make one self-contained HTML file, and its JSON, from finished runs of either surface."""
+    if table is not None:
+        from frostglass.report.load import read_run
+        from frostglass.report.seeds import seed_table
+
+        print(seed_table([read_run(folder) for folder in runs], table), end="")
+        return
+    from frostglass.report.build import build_report
+
+    path = build_report(runs, out, redact=redact)
+    print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command()
+def convert(
+    kind: Annotated[str, typer.Argument(help="Kind of generator: stylegan2.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="IN", help="A pickle published by NVIDIA; its code is not run."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The safetensors file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert published weights of a generator to safetensors, without unpickling them."""
+    from frostglass.cli.show import convert_weights
+
+    convert_weights(kind, source, out, force=force, as_json=as_json)
+
+
+@stores.command()
+def purge(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Remove private images, their features and reconstructions; runs compute them again."""
+    from frostglass.cli.purge import purge_store
+
+    purge_store(store, as_json=as_json)
+
+
+@app.command()
+def doctor(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Describe this machine: versions, cores, memory, device and CPU kernels."""
+    from frostglass.cli.show import diagnose
+
+    diagnose(store, as_json=as_json)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("frostglass"))
+        raise typer.Exit
