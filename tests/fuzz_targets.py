@@ -10,7 +10,8 @@ import pickle
 import random
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,7 @@ from frostglass.priors.wgan import Wgan
 from frostglass.report.build import build_report
 from frostglass.report.load import read_run
 from frostglass.report.seeds import seed_table
+from frostglass.store.manifest import MANIFEST, seal
 from frostglass.training.build import rebuild_network, untrained
 from frostglass.training.settings import Training
 from fuzzing import CANARY, changed_bytes, changed_values
@@ -225,14 +227,30 @@ def clients(folder: Path) -> Case:
     def case(rng: random.Random) -> Any:
         place = rng.choice(list(places))
         files = sorted(place.iterdir())
-        facts = place / "facts.json"
-        return _with_changed_file(
-            facts if rng.random() < 0.7 else rng.choice(files),
-            rng,
-            lambda: places[place].load(place, device=CPU),
-        )
+        path = place / "facts.json" if rng.random() < 0.7 else rng.choice(files)
+
+        def read() -> Any:
+            with _sealed_again(place, path):
+                return places[place].load(place, device=CPU)
+
+        return _with_changed_file(path, rng, read)
 
     return case
+
+
+@contextmanager
+def _sealed_again(folder: Path, changed: Path) -> Iterator[None]:
+    """Let hashes agree with a changed file, so that what reads the file itself is tested."""
+    if changed.name == MANIFEST:
+        yield
+        return
+    before = (folder / MANIFEST).read_bytes()
+    files = [path.name for path in folder.iterdir() if path.name[0] != "."]
+    seal(folder, sorted(name for name in files if name != MANIFEST))
+    try:
+        yield
+    finally:
+        (folder / MANIFEST).write_bytes(before)
 
 
 def _with_changed_file(path: Path, rng: random.Random, read: Callable[[], Any]) -> Any:
@@ -269,16 +287,18 @@ def runs(folder: Path) -> Case:
         make_run(folder / "model", [BROKEN, DEFENDED], people=20, settings=settings),
         make_feature_run(folder / "features", [OPEN, CRAFTED], people=4, settings=settings),
     ]
-    files = ("run.json", "run.json", "run.json", "run.json", "rows.csv", "images.safetensors")
+    files = (*["run.json"] * 4, "rows.csv", "images.safetensors", MANIFEST)
 
     def case(rng: random.Random) -> Any:
         place = rng.choice(places)
+        path = place / rng.choice(files)
 
         def read() -> Any:
-            build_report([place], folder / "report.html", redact=rng.random() < 0.3)
-            return seed_table([read_run(place)], "markdown")
+            with _sealed_again(place, path):
+                build_report([place], folder / "report.html", redact=rng.random() < 0.3)
+                return seed_table([read_run(place)], "markdown")
 
-        return _with_changed_file(place / rng.choice(files), rng, read)
+        return _with_changed_file(path, rng, read)
 
     return case
 
