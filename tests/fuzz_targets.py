@@ -269,14 +269,16 @@ def _with_changed_file(path: Path, rng: random.Random, read: Callable[[], Any]) 
 
 
 def models(folder: Path) -> Case:
-    """Folders of trained models."""
+    """Folders of trained models, which may name code of their owner's."""
     save_target(_model(), folder)
-    files = [folder / "target.json", folder / "target.json", folder / "weights.safetensors"]
+    text = folder / "target.json"
+
+    def read() -> Any:
+        return None if "spy:" in text.read_text("latin-1") else load_target(folder, rebuild_network)
 
     def case(rng: random.Random) -> Any:
-        return _with_changed_file(
-            rng.choice(files), rng, lambda: load_target(folder, rebuild_network)
-        )
+        files = (text, text, folder / "weights.safetensors")
+        return _with_changed_file(rng.choice(files), rng, read)
 
     return case
 

@@ -130,6 +130,21 @@ def test_a_prior_that_names_an_absurd_width_takes_no_memory(prior, tmp_path, wid
     assert devices == {"meta"}
 
 
+@pytest.mark.parametrize(
+    "base",
+    [{"name": "spy:Prior"}, {"name": "generator", "source": "spy:make", "latent": "normal:5"}],
+)
+def test_a_prior_whose_parameters_name_code_deep_inside(prior, tmp_path, monkeypatch, base):
+    def hide(facts, tensors):
+        facts["info"]["method"] = {"name": "students", "parameters": {"students": [], "base": base}}
+
+    (tmp_path / "spy.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = edited(prior, tmp_path / "p.safetensors", hide)
+    with pytest.raises(CheckpointError, match=r"names code to run \(spy:"):
+        read_prior(path)
+
+
 def test_a_converted_generator_that_names_absurd_widths(tmp_path):
     settings = StyleSettings(
         resolution=8, z_dim=4, w_dim=4, layers=1, channel_base=32, channel_max=4

@@ -173,7 +173,7 @@ def test_a_function_that_gives_other_weights_later_is_noticed():
 def test_a_module_in_memory_cannot_come_back_from_a_file(here):
     save_prior(prior_from(Dcgan(), latent="normal:6x1x1"), here)
     with pytest.raises(
-        ConfigError,
+        CheckpointError,
         match=(
             "source: expected onnx:FILE, torchscript:FILE or MODULE:FUNCTION, got 'a Dcgan "
             "in memory'"

@@ -233,6 +233,14 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
     ),
     (lambda f: f.audit["keys"].pop("exposure"), r"does not say what audit 'crafter' attacked"),
     (
+        lambda f: f.audit["utility"].update(mean_mcc_high=1e308),
+        r"is damaged \(audits\.1\.utility\.mean_mcc_high: expected at most 1.01, got 1e\+308\)",
+    ),
+    (
+        lambda f: f.audit["prior_only"]["similarity"].update(high=7),
+        r"similarity of audit 'crafter' is no share: run again",
+    ),
+    (
         lambda f: f.audit["controls"].update(deciding="ssim"),
         r"has no controls for audit 'crafter', so it cannot be believed: run again",
     ),

@@ -75,7 +75,8 @@ def test_other_entries_of_a_folder_are_never_opened(tmp_path, kind):
     draw(tmp_path / "1.png")
     special(tmp_path / "notes", kind)
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
-    assert [file.name for file in image_files(tmp_path)] == ["1.png", "gone.png"]
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    assert [file.name for file in image_files(tmp_path)] == ["1.png", "gone.png", "loop.png"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

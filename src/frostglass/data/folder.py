@@ -211,8 +211,8 @@ def catalogue(root: Path) -> Catalogue:
     if not root.is_dir():
         raise DataError(f"no folder at {root}: expected one with a sub-folder per identity")
     entries = _entries(root)
-    folders = {Path(entry): _files(Path(entry)) for entry in entries if entry.is_dir()}
-    loose = [Path(entry) for entry in entries if not entry.is_dir()]
+    folders = {Path(entry): _files(Path(entry)) for entry in entries if _is_folder(entry)}
+    loose = [Path(entry) for entry in entries if not _is_folder(entry)]
     everything = loose + [file for files in folders.values() for file in files]
     others = [file for file in everything if not _is_image(file)]
     if len(others) == len(everything):
@@ -267,7 +267,7 @@ def _files(folder: Path) -> list[Path]:
         for entry in _entries(left.pop()):
             if entry.is_dir(follow_symlinks=False):
                 left.append(Path(entry))
-            elif not entry.is_dir():
+            elif not _is_folder(entry):
                 files.append(Path(entry))
     return sorted(files)
 
@@ -281,9 +281,16 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         _refuse(error)
     for entry in entries:
         # A broken link is listed: reading it says which.
-        if _is_image(Path(entry)) and not entry.is_file() and not entry.is_dir():
+        if _is_image(Path(entry)) and not entry.is_file(follow_symlinks=False):
             refuse_special(Path(entry))
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself
+        return False
 
 
 def _is_image(file: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frostglass.core.code_names import named_code
 from frostglass.core.errors import CheckpointError, FrostglassError
 from frostglass.core.limits import within_file
 from frostglass.core.types import Halves, Shape
@@ -62,9 +63,9 @@ def _names(folder: Path) -> list[str]:
     return [name for name in names if not name.startswith(".")]
 
 
-def refuse_code(name: str, folder: Path) -> None:
-    """Refuse a name that stands for code to import: a folder must hold weights alone."""
-    if ":" in name:
+def refuse_code(record: Any, folder: Path) -> None:
+    """Refuse a record with a name of code to import: a folder must hold weights alone."""
+    if name := named_code(record):
         where = source(name) or "its file"
         raise CheckpointError(
             f"{folder} names code to run ({name}, {where}), but files must hold weights alone. "
@@ -81,11 +82,7 @@ def rebuild_halves(facts: Facts, folder: Path, module: nn.Module | None) -> Halv
         raise CheckpointError(
             f"{folder} was saved from a module of your own. Build the module and pass it to load()."
         )
-    model = recipe["training"]["model"]
-    if model.partition(":")[0] not in ("timm", "torchvision"):
-        refuse_code(model, folder)
-    for defense in recipe["defenses"]:
-        refuse_code(defense["name"], folder)
+    refuse_code(recipe, folder)
     try:
         tensors, _ = read_tensors(folder / WEIGHTS)
         shapes = [tensor.shape for tensor in tensors.values()]

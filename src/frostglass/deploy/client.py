@@ -160,7 +160,7 @@ class Client:
 def _protection(facts: ClientFacts, folder: Path) -> Defense | None:
     if facts.protection is None:
         return None
-    refuse_code(facts.protection.name, folder)
+    refuse_code(facts.protection.model_dump(), folder)
     protection: Defense = defenses.build(facts.protection.model_dump())
     if not protection.releases:
         raise CheckpointError(

@@ -19,7 +19,7 @@ NESTS = ("state_dict", "model", "model_state_dict")
 # What torch.load raises for damaged files.
 DAMAGE = (
     *(RuntimeError, ValueError, TypeError, AssertionError, LookupError),
-    *(AttributeError, EOFError, OSError, struct.error),
+    *(AttributeError, EOFError, OSError, MemoryError, struct.error),
 )
 
 

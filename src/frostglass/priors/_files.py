@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from frostglass.core.code_names import named_code
 from frostglass.core.errors import CheckpointError, FrostglassError
 from frostglass.core.limits import within_file
 from frostglass.core.parameters import problems
@@ -230,15 +231,7 @@ def _load(
 
 def code_in(info: Mapping[str, Any]) -> str:
     """Return the user's code or file that a prior's networks are made by, if any."""
-    name, parameters = info["method"]["name"], info["method"]["parameters"]
-    students = [student["model"] for student in parameters.get("students") or ()]
-    named = [
-        path
-        for path in (name, *students)
-        if ":" in path and path.partition(":")[0] not in ("timm", "torchvision")
-    ]
-    of_base = code_in(info["base"]) if "base" in info else ""
-    return next(filter(None, [parameters.get("source"), *named, of_base]), "")
+    return named_code({"method": info["method"], "base": info.get("base")})
 
 
 def _skeleton(info: Mapping[str, Any], shape: Shape, classes: int) -> Prior:

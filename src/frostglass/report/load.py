@@ -22,6 +22,8 @@ from frostglass.store.manifest import broken_seal
 
 ROUNDING = 1e-5  # relative; rows are written with six digits
 CHECKED = ("verified", "strict", "match")  # scores of each evaluator
+LARGEST = 1.01  # of a share or a correlation, with room for rounding
+BOUNDED = ("top1_", "top5_", "verified_", "strict_", "target_top1", "similarity", "face_similarity")
 IMAGE_SCORES = ("similarity", "face_similarity", "ssim", "psnr", "fsim", "manifold")
 
 
@@ -33,24 +35,31 @@ class Measured(BaseModel):
     first: FiniteFloat | None = None
     any: FiniteFloat | None = None
 
+    @property
+    def extreme(self) -> float:
+        return max(abs(self.value), abs(self.low), abs(self.high))
+
+
+Correlation = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
 
 class Utility(BaseModel):
     """How well a server predicts attributes from features."""
 
-    mean_mcc: FiniteFloat
-    mean_mcc_low: FiniteFloat
-    mean_mcc_high: FiniteFloat
-    mean_auc: FiniteFloat
-    mean_auc_low: FiniteFloat
-    mean_auc_high: FiniteFloat
-    accuracy: FiniteFloat
+    mean_mcc: Correlation
+    mean_mcc_low: Correlation
+    mean_mcc_high: Correlation
+    mean_auc: Correlation
+    mean_auc_low: Correlation
+    mean_auc_high: Correlation
+    accuracy: Correlation
 
 
 class References(BaseModel):
     """The scale of a similarity: two photos of one person, and photos of two people."""
 
-    same_person: FiniteFloat
-    different_people: FiniteFloat
+    same_person: Correlation
+    different_people: Correlation
 
 
 class ReleaseFacts(BaseModel):
@@ -266,6 +275,11 @@ def _check_scores(path: Path, facts: RunFacts) -> None:
         more = counted != {*verified, *facts.top1}
         if more or [each.kind for each in audit.evaluators] != expected:
             raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
+        both = (*audit.scores.items(), *audit.prior_only.items())
+        if odd := [n for n, score in both if n.startswith(BOUNDED) and score.extreme > LARGEST]:
+            raise DataError(
+                f"{path}: {odd[0]} of audit {audit.label!r} is no share: run again to write it anew"
+            )
         controls, name = audit.controls, audit.controls.deciding
         if (
             name not in (["similarity"] if features else verified)

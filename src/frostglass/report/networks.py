@@ -1,12 +1,12 @@
 """Networks as a run.json describes them: targets, how they were trained, and evaluators."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat
 
 
 class HeldOut(BaseModel):
-    test: FiniteFloat
+    test: Annotated[float, Field(ge=0, le=1)]
 
 
 class Network(BaseModel):
