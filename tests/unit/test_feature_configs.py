@@ -34,6 +34,7 @@ def test_which_there_are():
         "faces/features",
         "faces/feature-layers",
         "faces/feature-perceptual",
+        "faces/harden-features",
         "celeba/resnet50-adv-learn",
         "celeba/resnet18-crafter",
         "lfw/resnet18-crafter",

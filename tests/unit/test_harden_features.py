@@ -21,6 +21,7 @@ from frostglass.hardening.space import Tunable, candidates
 from frostglass.hardening.study import Outcome, Trial
 from frostglass.hardening.tuning import Tuner, tuning_experiment
 from frostglass.metrics.base import Rows, Score
+from run_folders import edit_run
 
 SETTINGS = {
     "data": {
@@ -215,7 +216,7 @@ def write_seed(folder, seed):
     document = json.loads((folder / "run.json").read_text())
     for facts in document["audits"]:
         facts["seed"] = seed
-    (folder / "run.json").write_text(json.dumps(document))
+    edit_run(folder, document)
     return folder
 
 
