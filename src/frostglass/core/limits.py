@@ -26,7 +26,7 @@ def within_file(
     then, on others its pages are not written yet.
     """
     sizes = [math.prod(shape) for shape in shapes]
-    # A file that cannot be read has no shapes; whoever loads its tensors says so.
+    # A file that cannot be read has no shapes; the code that loads its tensors says so.
     most = max(SLACK * sum(sizes), least if sizes else UNREADABLE)
     parts = SLACK * max(SLACK * len(sizes), LEAST_PARTS)
     left = {"numbers": most, "parts": parts}

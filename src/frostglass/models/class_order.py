@@ -45,7 +45,7 @@ def exchanged(confusion: np.ndarray, second: np.ndarray) -> list[Cycle]:
 
     `confusion` counts images (true class, predicted class), `second` those among them for which
     the true class comes second. The permutation is the optimal assignment by recall. A sign test
-    judges each of its cycles: could so many images move if a model moved and kept them equally
+    checks each of its cycles: could so many images move if a model moved and kept them equally
     often? The level is divided by the number of cycles of that length, because the assignment
     chose this one. Of two people who look alike a model may take each for the other; the true
     class then comes second, so such a cycle is not `certain`, and neither is one of few images.

@@ -39,7 +39,7 @@ def check_trust(source: str, *, trust: bool) -> None:
     if kind == "torchscript" and not trust:
         raise ValueError(
             f"source: {place} is a program, and reading it can write files: export the network as "
-            "ONNX, or say that you trust whoever made it, by trust = true (--trust with --prior)"
+            "ONNX, or say that you trust its author, by trust = true (--trust with --prior)"
         )
 
 
