@@ -22,24 +22,24 @@ from run_folders import (
 MATRIX = "Every attack on every model"
 
 
-def test_of_many_audits_the_strongest_and_those_without_a_defense_have_images(tmp_path):
+def test_of_many_audits_the_strongest_on_each_model_have_images(tmp_path):
     cases = [f"attack {place}" for place in range(7)]
     run = make_run(tmp_path / "run", crossed(cases))
     page = Page(build_report([run], tmp_path / "report.html"))
-    shown = [f"undefended {case}" for case in cases] + ["CALoR attack 6"]
+    shown = [f"{model} {case}" for model in ("undefended", "CALoR") for case in cases[1:]]
     rows = page.tables["Private and reconstructed images"]
-    assert [row[0].rsplit(" ", 6)[0] for row in rows[2:10]] == shown
-    assert len(page.images) == 9 * 20
+    assert [row[0].rsplit(" ", 6)[0] for row in rows[2:14]] == shown
+    assert len(page.images) == 13 * 20
     pixels = load_file(run / "images.safetensors")
     np.testing.assert_array_equal(
-        page.images[16 * 8], pixels["audit.13"][0, 0].permute(1, 2, 0).numpy()
+        page.images[16 * 12], pixels["audit.13"][0, 0].permute(1, 2, 0).numpy()
     )
     assert (
-        "Images of 8 of 14 audits are here, to keep this page small: the strongest "
-        "attack on each model, and each attack on undefended."
+        "Images of 12 of 14 audits are here, to keep this page small: the 6 strongest "
+        "attacks on each model."
     ) in page.text.replace(" .", ".")
     assert "Drawn are the audits that have images above; the table has all 14." in page.text
-    assert sum(values.get("class") == "track" for _, values in page.tags) == 8
+    assert sum(values.get("class") == "track" for _, values in page.tags) == 12
     assert len(page.tables["Scores of each audit"]) == 1 + 14
     assert len(page.tables[MATRIX]) == 1 + 1 + 7 + 1
     # The controls have a line for each audit, and the evaluators' quality is below.
@@ -98,9 +98,9 @@ def test_a_page_of_many_attacks_stays_small(tmp_path):
     assert out.stat().st_size < 3_000_000
     page = Page(out)
     assert len({row[0] for row in page.tables["Scores of each audit"]}) == 37
-    # Twelve undefended attacks, the strongest on two models and private images: 27 people fit.
-    assert len(page.images) == (12 + 2 + 1) * 27
-    assert "13 people are left out to keep this page small" in page.text
+    # Four attacks on each of three models, and private images: 31 people fit.
+    assert len(page.images) == (3 * 4 + 1) * 31
+    assert "9 people are left out to keep this page small" in page.text
 
 
 def test_warnings_of_many_audits_are_not_listed_one_by_one(tmp_path):

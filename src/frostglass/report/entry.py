@@ -171,14 +171,15 @@ class Entry:
         return [each for each in worst if each[1] or self.surface == "features"]
 
 
+def rank(entry: Entry) -> tuple[bool, float, float]:
+    """Return what orders attacks by strength; on features, a sound one is before a vacuous one."""
+    sound = entry.surface == "features" and not entry.vacuous
+    return sound, entry.score.value, entry.match.mean().item()
+
+
 def strongest(entries: Iterable[Entry]) -> Entry:
-    """Return the entry with the highest score; on features, a sound one if there is any.
+    """Return the entry with the highest score.
 
     Of several that recognise as many people, the one whose reconstructions match best.
     """
-
-    def rank(entry: Entry) -> tuple[bool, float, float]:
-        sound = entry.surface == "features" and not entry.vacuous
-        return sound, entry.score.value, entry.match.mean().item()
-
     return max(entries, key=rank)

@@ -21,6 +21,7 @@ from frostglass.report.entry import (
     WHITE_BOX,
     Entry,
     SubjectKind,
+    rank,
     strongest,
 )
 from frostglass.report.labels import accuracy_images, known
@@ -192,15 +193,23 @@ class Study:
         return len(self.entries) > MAX_SHOWN
 
     @property
+    def shown_each(self) -> int:
+        """How many attacks on each subject have images, where there are too many for all."""
+        return max(1, MAX_SHOWN // len(self.subjects))
+
+    @property
     def shown(self) -> tuple[Entry, ...]:
-        """Audits with images: all, or the strongest per subject and all attacks on the first."""
+        """Audits with images: all, or those of the strongest attacks on each subject."""
         if not self.many:
             return self.entries
-        labels = {subject.strongest.label for subject in self.subjects}
-        by_method: dict[str, list[Entry]] = {}
-        for entry in self.subjects[0].entries:
-            by_method.setdefault(entry.method, []).append(entry)
-        labels |= {strongest(entries).label for entries in by_method.values()}
+        labels: set[str] = set()
+        for subject in self.subjects:
+            by_method = [
+                strongest(entry for entry in subject.entries if entry.method == method)
+                for method in dict.fromkeys(entry.method for entry in subject.entries)
+            ]
+            best = sorted(by_method, key=rank, reverse=True)[: self.shown_each]
+            labels |= {entry.label for entry in best}
         return tuple(entry for entry in self.entries if entry.label in labels)
 
     @property

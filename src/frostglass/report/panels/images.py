@@ -59,10 +59,11 @@ def images_section(study: Study, image_bytes: int) -> Section:
         text += f" {missing} people are left out to keep this page small; their numbers count."
     if len(study.shown) < len(study.entries):
         subject = "model" if study.surface == "model" else "protection"
+        each = study.shown_each
+        strongest = f"the {each} strongest attacks" if each > 1 else "the strongest attack"
         text += (
             f" Images of {len(study.shown)} of {len(study.entries)} audits are here, to keep this "
-            f"page small: the strongest attack on each {subject}, and each attack on "
-            f"{study.subjects[0].name}."
+            f"page small: {strongest} on each {subject}."
         )
     if any(entry.embeds for entry in study.shown):
         text += (
