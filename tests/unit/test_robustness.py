@@ -21,7 +21,7 @@ from frostglass.testing import tiny_split, tiny_target
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 
-TRAINING = Training(model="cnn", options={"width": 8}, epochs=12, batch=16, lr=5e-3, flip=False)
+TRAINING = Training(model="cnn", options={"width": 4}, epochs=10, batch=16, lr=1e-2, flip=False)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_adversarial_examples_beat_noise_of_the_same_size(split, clean):
 def test_names_tell_methods_apart():
     methods = [Pgd(), Pgd(loss="margin"), Pgd(targeted=True)]
     assert list(labels_of(methods)) == ["PGD (defaults)", "PGD (loss margin)", "PGD, targeted"]
-    with pytest.raises(ConfigError, match="threats: PGD .* is given twice: remove one"):
+    with pytest.raises(ConfigError, match=r"threats: PGD .* is given twice: remove one"):
         labels_of([Pgd(), Pgd()])
 
 

@@ -171,13 +171,16 @@ def _problems(exp: Experiment) -> list[str]:
     train = round(images * (1 - held_out))
     lines = []
     for number, threat in enumerate(exp.threats):
-        found = threat.problems(exp.data.image_shape, people)
+        found = [f".{line}" for line in threat.problems(exp.data.image_shape, people)]
         if isinstance(threat, Backdoor):
             if exp.target.weights:
-                found.append("backdoors poison training, and target.weights are loaded: remove one")
+                found.append(
+                    ": backdoors poison training, and target.weights are loaded without training: "
+                    "remove one of the two"
+                )
             elif rate := impossible_rate(threat, train, train - train // people):
-                found.append(rate)
-        lines += [f"threats[{number}].{line}" for line in found]
+                found.append(f".{rate}")
+        lines += [f"threats[{number}]{line}" for line in found]
     try:
         labels_of(exp.threats)
     except ConfigError as error:
