@@ -63,7 +63,8 @@ def test_the_same_images(name, targeted, world):
     print(f"{name}, targeted {targeted}: {same:.4%} of values are the same")
     assert same > 0.99
     with frozen(target.module), torch.no_grad():
-        assert torch.equal(target.module(ours).argmax(1), target.module(art).argmax(1))
+        said = [target.module(each).argmax(1) for each in (ours, art)]
+    assert (said[0] == said[1]).double().mean() > 0.9
 
 
 @pytest.mark.parametrize("targeted", [False, True])

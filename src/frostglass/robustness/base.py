@@ -17,7 +17,7 @@ from frostglass.runtime.seeding import generator_for
 
 CHUNK = 128  # images shown to the target together
 
-# The settings of the table of CALoR's Appendix F, measured if a config names no threats.
+# The attacks of CALoR's Appendix F, measured if a config names no threats.
 DEFAULTS: tuple[dict[str, Any], ...] = (
     {"name": "fgsm"},
     {"name": "pgd"},

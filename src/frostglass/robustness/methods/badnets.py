@@ -17,8 +17,8 @@ class Badnets(Backdoor):
     """BadNets: the trigger is a black and white chequered patch in the lower right corner.
 
     Paper: Gu et al., BadNets, 2017, arXiv 1708.06733; used by CALoR, Appendix F, at 1 % poisoning.
-    Differs: the size and pattern of CALoR's patch are not stated. Poisoned images are flipped and
-        shifted in training as all others are, so that half of them have the patch on the left.
+    Differs: the size and pattern of CALoR's patch are not known here. Poisoned images are flipped
+        and shifted in training as all others are: half of them have the patch on the left.
 
     Args:
         size: side of the patch in pixels.

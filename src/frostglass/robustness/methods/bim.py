@@ -17,7 +17,7 @@ class Bim(IteratedSteps):
     Paper: Kurakin et al., Adversarial Examples in the Physical World, ICLR workshop 2017,
         arXiv 1607.02533; used by CALoR, Appendix F.
     Differs: the paper steps by one level of 255 and chooses the number of steps by ε; `step_size`
-        and `steps` are those of common libraries (2/255 and 10), for CALoR's are not stated.
+        and `steps` are those of common libraries (2/255 and 10); CALoR's are not known here.
     """
 
     title: ClassVar[str] = "BIM"

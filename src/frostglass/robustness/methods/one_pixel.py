@@ -29,7 +29,7 @@ class OnePixel(Evasion):
         arXiv 1710.08864; used by CALoR, Appendix F.
     Differs: the paper stops at 5 % of the true class or 90 % of t; the class decides here, so that
         no success is lost. Its population of 400 for 100 generations is the variant "published";
-        the defaults, 10 of 10, are those of common libraries, for CALoR's are not stated. They find
+        the defaults, 10 of 10, are those of common libraries; CALoR's are not known here. They find
         few such pixels: the numbers are those of a weak attack.
 
     Args:

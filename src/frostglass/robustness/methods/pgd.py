@@ -19,8 +19,8 @@ class Pgd(IteratedSteps):
 
     Paper: Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018,
         arXiv 1706.06083; used by CALoR, Appendix F.
-    Differs: one random start. `step_size` and `steps` are those of common libraries, 2/255 and 10,
-        for CALoR's are not stated.
+    Differs: one random start. `step_size` and `steps` are those of common libraries, 2/255 and 10;
+        CALoR's are not known here.
     """
 
     title: ClassVar[str] = "PGD"
