@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from frostglass.priors._files import read_prior, write_prior
     from frostglass.priors.base import PriorMethod
     from frostglass.report.build import build_report
+    from frostglass.robustness.base import Threat
     from frostglass.store.files import Work
     from frostglass.store.store import Store
     from frostglass.training.examine import examine

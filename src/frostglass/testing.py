@@ -25,6 +25,9 @@ from frostglass.defenses.base import Defense, defenses
 from frostglass.metrics.base import Evidence, Metric, measure, metrics
 from frostglass.models.cut import cut
 from frostglass.priors.base import PriorMethod, identity_hashes, priors
+from frostglass.robustness.base import Threat, threats
+from frostglass.robustness.measuring import measure as measure_threats
+from frostglass.robustness.rates import Rate
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import weights_digest
 from frostglass.store.files import Work
@@ -231,6 +234,22 @@ def check_metric(metric: Metric) -> Mapping[str, Tensor]:
     for name, values in rows.columns.items():
         _check(values.shape == shape, f"column {name}: expected shape {tuple(shape)}")
     return rows.columns
+
+
+def check_threat(threat: Threat) -> Rate:
+    """Check range and repeatability, and that model and images are left unchanged."""
+    check_method(threat, threats)
+    split, target = tiny_split(), tiny_target()
+    before, pixels = weights_digest(target.module), split.test.pixels.clone()
+    with torch.no_grad():  # labels that the untrained model gives: something to change
+        labels = target.module(split.test.floats()).argmax(1)
+    images = replace(split.test, labels=labels)
+    rates = [measure_threats(target, images, [threat], seed=1).rates for _ in range(2)]
+    first, again = (list(each.values())[1] for each in rates)
+    _check(torch.equal(first.hits, again.hits), "the same seed must give the same result")
+    _check(weights_digest(target.module) == before, "the model must be left unchanged")
+    _check(torch.equal(split.test.pixels, pixels), "the images must be left unchanged")
+    return first
 
 
 def check_dataset(dataset: Dataset) -> tuple[Images, Images]:

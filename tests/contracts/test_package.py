@@ -31,7 +31,7 @@ LADDER = (
     ("attacks", "evaluators"),
     ("metrics",),
     ("deploy",),
-    ("auditing",),
+    ("auditing", "robustness"),
     ("plan", "testing"),
     ("report",),
     ("hardening",),
@@ -44,7 +44,7 @@ PUBLIC = [
     "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client", "Dataset", "Defense",
     "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
     "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
-    "Server", "Split", "Store", "Target", "Training", "Verifier", "Work", "audit",
+    "Server", "Split", "Store", "Target", "Threat", "Training", "Verifier", "Work", "audit",
     "build_report", "cut", "enrol", "estimate", "examine", "experiments", "harden", "invert",
     "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
     "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
@@ -119,7 +119,7 @@ def test_the_package_itself_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-ROOMS = {"datasets": "data"}
+ROOMS = {"datasets": "data", "threats": "robustness"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
@@ -245,10 +245,11 @@ def test_a_public_name_is_there_and_explains_itself(name):
     assert found.__doc__
 
 
-@pytest.mark.parametrize("room", ["attacks", "data", "defenses", "metrics", "priors"])
-def test_a_subpackage_exports_its_methods(room):
-    package = importlib.import_module(f"frostglass.{room}")
-    kind = {"data": "datasets"}.get(room, room)
+@pytest.mark.parametrize(
+    "kind", ["attacks", "datasets", "defenses", "metrics", "priors", "threats"]
+)
+def test_a_subpackage_exports_its_methods(kind):
+    package = importlib.import_module(f"frostglass.{ROOMS.get(kind, kind)}")
     for name in KINDS[kind].names():
         cls = KINDS[kind].get(name)
         assert getattr(package, cls.__name__) is cls

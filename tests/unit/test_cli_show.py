@@ -14,6 +14,7 @@ KNOWN = {
     "priors": {"wgan", "pretrained"},
     "attacks": {"gmi", "decoder", "latent"},
     "metrics": {"accuracy", "distance", "manifold"},
+    "threats": {"fgsm", "badnets"},
 }
 NAMES = sorted(name for registry in KINDS.values() for name in registry.names())
 OWN_ATTACK = '''

@@ -17,6 +17,7 @@ from frostglass.metrics.base import metrics
 from frostglass.models.base import models
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import priors
+from frostglass.robustness.base import threats
 from frostglass.training.settings import Training
 
 KINDS: dict[str, Registry] = {
@@ -26,6 +27,7 @@ KINDS: dict[str, Registry] = {
     "priors": priors,
     "attacks": attacks,
     "metrics": metrics,
+    "threats": threats,
 }
 SECTIONS: dict[str, Any] = {
     "target": Training,
@@ -73,7 +75,7 @@ def _imported(path: str) -> tuple[str, Any]:
             return registry.kind, method
     raise ConfigError(
         f"{path!r} is no method: expected a class that inherits from frostglass.Attack, Defense, "
-        "PriorMethod, Metric or Dataset"
+        "PriorMethod, Metric, Dataset or Threat"
     )
 
 

@@ -21,6 +21,8 @@ from frostglass.evaluators.embedder import Embedder
 from frostglass.metrics.base import Metric, metrics
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import PriorMethod, priors
+from frostglass.robustness.base import DEFAULTS as THREATS
+from frostglass.robustness.base import Threat, threats
 from frostglass.training.settings import Training
 
 EVALUATORS = [{"model": "resnet"}, {"model": "convmixer"}, {"kind": "embedder"}]
@@ -79,8 +81,8 @@ class Judging:
 
     Args:
         identities: how many private people to attack, from the first on; all by default.
-        images: held-out images of each person whose features leave the device; used by audits of
-            features only.
+        images: held-out images of each person: those whose features leave the device, in audits of
+            features, and those that are made adversarial examples, by `frostglass robustness`.
         margin: the positive control counts as broken if the attack beats the prior-only baseline
             by this much (share of people recognised; similarity on features), and by more than
             chance explains at the 1 % level.
@@ -106,6 +108,7 @@ class Experiment:
     features behind it. `embedder` (who is it?) and `perceptual` (whose layers compare images) are
     trained on public people, where something needs them. `prior` serves protection and attacker;
     `attacker_prior`, if given, is what the attacker has instead. `case` names the attack in a grid.
+    `threats` are what `frostglass robustness` measures; an audit ignores them.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Experiment:
     amortizer: Amortizer
     attack: Attack
     metrics: tuple[Metric, ...]
+    threats: tuple[Threat, ...]
     judging: Judging
 
     @classmethod
@@ -153,6 +157,7 @@ class Experiment:
             amortizer=reader.section("amortizer", Amortizer),
             attack=reader.method("attack", attacks, default["attack"]),
             metrics=reader.methods("metrics", metrics, default["metrics"]),
+            threats=reader.methods("threats", threats, THREATS),
             judging=reader.section("judging", Judging),
         )
         problems = [*reader.problems, *_unknown(values, cls), *_problems(experiment, surface)]

@@ -85,9 +85,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
-    split = store.step(
-        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
-    )
+    split = split_of(exp, store)
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
     evaluators = tuple(
@@ -125,6 +123,13 @@ def produce(exp: Experiment, store: Store) -> Products:
         trial=main,
         control=control,
         more_draws=more,
+    )
+
+
+def split_of(exp: Experiment, store: Store) -> Split:
+    """Return the private and public images of an experiment."""
+    return store.step(
+        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
 
 

@@ -9,24 +9,20 @@ from typing import Any
 
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import released_facts
-from frostglass.auditing.pipeline import expose
+from frostglass.auditing.pipeline import expose, split_of
 from frostglass.auditing.products import FeatureExposure, ImageBatch
-from frostglass.auditing.steps import SPLIT
 from frostglass.auditing.victims import victims_of
 from frostglass.core.errors import ConfigError
 from frostglass.data._images import read_images
 from frostglass.data.folder import image_files
 from frostglass.deploy.client import Client, split_model
 from frostglass.store.files import Work, write_tensors
-from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 
 
 def ship(exp: Experiment, store: Store, out: Path) -> dict[str, Any]:
     """Train or load an experiment's split model and write `client` and `server` below `out`."""
-    split = store.step(
-        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
-    )
+    split = split_of(exp, store)
     exposure = expose(exp, store, split, victims_of(exp, split))
     if not isinstance(exposure, FeatureExposure):
         raise ConfigError("target.cut: required to split a model, and not given")

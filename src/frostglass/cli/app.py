@@ -218,6 +218,23 @@ def harden(
 
 
 @app.command()
+def robustness(
+    config: Config,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Measure adversarial examples and backdoors on the models of a config, per defense."""
+    from frostglass.auditing.config_file import read_config
+    from frostglass.cli.robustness import robustness_settings
+
+    values = read_config(config, settings or ())
+    robustness_settings(values, store, out, as_json=as_json, threads=threads)
+
+
+@app.command()
 def protect(
     config: Annotated[Path, typer.Argument(help="A TOML file about a split model (target.cut).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the halves, client and server.")],
@@ -258,7 +275,8 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="datasets, models, defenses, priors, attacks or metrics; all if not given."
+            help="datasets, models, defenses, priors, attacks, metrics or threats; all if not "
+            "given."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Literal, get_args
 from frostglass.attacks.base import Surface
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import released_facts
-from frostglass.auditing.pipeline import expose
+from frostglass.auditing.pipeline import expose, split_of
 from frostglass.auditing.products import Exposure, FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.ship import ship
-from frostglass.auditing.steps import SPLIT
 from frostglass.auditing.victims import victims_of
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Target
@@ -23,7 +22,6 @@ from frostglass.hardening.cases import Case, feature_cases, model_cases
 from frostglass.metrics.base import Score
 from frostglass.models.checkpoint import save_target
 from frostglass.report.seeds import Share
-from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 
 Measure = Literal["mcc", "auc"]  # of a server's answers, as the mean over attributes
@@ -258,8 +256,6 @@ def goal_of(accuracy: float | None, utility: float | None, measure: str) -> Goal
 
 def exposed(exp: Experiment, store: Store) -> Exposure:
     """Return what an experiment exposes, made now or earlier, without attacking it."""
-    split = store.step(
-        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
-    )
+    split = split_of(exp, store)
     victims = victims_of(exp, split) if exp.surface == "features" else None
     return expose(exp, store, split, victims)
