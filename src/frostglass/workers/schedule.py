@@ -140,7 +140,9 @@ class _Schedule:
             if outcome.error:
                 self._failed(assignment, outcome.error)
             elif not outcome.lost:
-                due |= dict.fromkeys(self._concerned(assignment))
+                for label in self._concerned(assignment):
+                    del self._waiting[label][assignment.key]
+                    due[label] = None
         return list(due)
 
     def _concerned(self, assignment: Assignment) -> list[str]:
