@@ -36,6 +36,14 @@ def results(jobs: Mapping[str, Job], store: Store) -> Iterator[tuple[str, Any]]:
         yield label, _result(job, store)
 
 
+def only_result(job: Job, store: Store) -> Any:
+    """Run one job, with the store's executor if it has one; raise what fails."""
+    ((_, result),) = results({"": job}, store)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 @contextmanager
 def executing(store: Store, executor: Executor, threads: int) -> Iterator[None]:
     """Let an executor make the steps of a store inside the block, and close it after that.
