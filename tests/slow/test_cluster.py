@@ -1,4 +1,4 @@
-"""Whole commands with workers, and a Ray cluster that loses a node: the same bytes, nothing left."""
+"""Whole commands with workers, and a Ray cluster that loses a node: the same bytes in the end."""
 
 import os
 import signal

@@ -486,7 +486,7 @@ def test_what_was_searched_before_a_power_cut_is_not_searched_again(
     monkeypatch.setattr(Gmi, "class_loss", identity)
     searched = spoil(monkeypatch)
     done = run_all(TOY, Store(tmp_path))
-    assert searched == {3}  # three people make a shard
+    assert searched == {2, 3}  # two people make a shard
     assert torch.equal(
         done.audits[0].reconstructions.latents, finished[1].audits[0].reconstructions.latents
     )

@@ -7,13 +7,12 @@ import multiprocessing
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from frostglass.core.errors import ConfigError
 from frostglass.runtime.processes import cores
@@ -128,10 +127,15 @@ class _Process:
             return Outcome(lost=f"signal {-code}" if code < 0 else f"exit code {code}")
 
 
+def _leave(*_: Any) -> NoReturn:
+    """End this process by an exception, which gives back leases on its way out."""
+    raise SystemExit
+
+
 def _serve(connection: Connection, setup: Setup) -> None:
     """Carry out assignments until the main process says stop or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the main process tells us
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # gives back leases on the way out
+    signal.signal(signal.SIGTERM, _leave)
     assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
 
     def receive() -> None:
