@@ -11,6 +11,7 @@ from benchmarks import (
     memory,
     official_style,
     training_step,
+    workers,
 )
 
 BENCHMARKS = (
@@ -22,6 +23,7 @@ BENCHMARKS = (
     faces_rate,
     copies,
     memory,
+    workers,
 )
 
 

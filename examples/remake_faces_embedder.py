@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
-from frostglass.auditing.pipeline import evaluator
+from frostglass.auditing.networks import evaluator
 from frostglass.auditing.steps import SPLIT
 from frostglass.cli.progress import Bars
 from frostglass.evaluators.embedder import SHIPPED_WEIGHTS

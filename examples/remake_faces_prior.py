@@ -14,7 +14,7 @@ from PIL import Image
 
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
-from frostglass.auditing.pipeline import trained_prior
+from frostglass.auditing.networks import trained_prior
 from frostglass.auditing.steps import SPLIT
 from frostglass.cli.progress import Bars
 from frostglass.core.display import image_grid

@@ -12,6 +12,7 @@ from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.priors.base import identity_hashes
 from frostglass.priors.stylegan2 import Stylegan2
 from frostglass.runtime.seeding import seeded
+from frostglass.store.files import Work
 
 SHAPE = (3, 16, 16)
 SMALL_GAN = {
@@ -212,6 +213,8 @@ class NoWork:
 
     def progress(self, done, total, note=""):
         pass
+
+    share = Work.share
 
 
 class MemoryWork(NoWork):

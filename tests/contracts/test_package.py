@@ -23,6 +23,7 @@ LADDER = (
     ("runtime",),
     ("core",),
     ("store",),
+    ("workers",),
     ("data", "models"),
     ("networks",),
     ("priors",),

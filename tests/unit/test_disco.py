@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostglass.auditing.pipeline import classifier
+from frostglass.auditing.networks import classifier
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Target
 from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize

@@ -75,7 +75,7 @@ def test_a_network_that_indexes_into_a_sequential_is_attacked_unfolded(monkeypat
 )
 def test_sizes_of_shards_need_little_padding(batch, candidates, people, searches, monkeypatch):
     gmi = Gmi(steps=1, batch=batch, candidates=candidates, keep=1)
-    assert runner._people_per_shard(gmi, candidates) == people
+    assert runner._people_per_shard(gmi, candidates, people) == people
     sizes, read_out = [], runner._read_out
     module = nn.Sequential(nn.Flatten(), nn.Linear(768, 80))
     classes = tuple(map(str, range(80)))

@@ -387,7 +387,7 @@ def test_a_store_remembers_the_dry_run_of_an_unchanged_config(tmp_path, monkeypa
     whole = Gmi.run
     monkeypatch.setattr(Gmi, "run", lambda self, *a, **k: made.append(1) or whole(self, *a, **k))
     store = Store(tmp_path / "store")
-    store._create_root()
+    store.create()
     first, second = costs_of(tmp_path), costs_of(tmp_path)
     once = len(made)
     assert once > 0

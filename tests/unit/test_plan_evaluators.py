@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from commands import TOY
-from frostglass.auditing import pipeline
+from frostglass.auditing import networks
 from frostglass.auditing.experiment import Fractions, experiments
 from frostglass.data.faces import Faces
 from frostglass.evaluators.embedder import read_embedder
@@ -72,7 +72,7 @@ def test_an_embedder_is_read_once_for_all_experiments_of_a_grid(tmp_path, monkey
         read.append(args)
         return read_embedder(*args)
 
-    monkeypatch.setattr(pipeline, "read_embedder", counted)
+    monkeypatch.setattr(networks, "read_embedder", counted)
     config = tomllib.loads(TOY)
     config["evaluators"].append({"kind": "embedder", "source": "faces32"})
     config["grid"] = {"attack.steps": [3, 4, 5]}

@@ -213,7 +213,7 @@ def test_constants_are_kept_in_the_store_and_only_there(tmp_path, monkeypatch):
     assert this_machine(tmp_path / "nothing") == fixed
     assert not (tmp_path / "nothing").exists()
     store = Store(tmp_path / "store")
-    store._create_root()
+    store.create()
     assert this_machine(store.root) == this_machine(store.root) == fixed
     assert len(measured) == 2
     Store(store.root)  # still a store

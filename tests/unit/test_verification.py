@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evidence import bytes_of
-from frostglass.auditing.pipeline import evaluator
+from frostglass.auditing.networks import evaluator
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.data._splits import make_split

@@ -1,8 +1,9 @@
 """The whole program: split, target, exposure, assets, attack, scores, and controls beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from frostglass.auditing.agreement import prior_agreement
@@ -10,6 +11,7 @@ from frostglass.auditing.controls import verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
 from frostglass.auditing.given import is_given, naming, refuse_target
+from frostglass.auditing.networks import classifier, evaluator, public_classifier, trained_prior
 from frostglass.auditing.private_facts import attribute_of_people
 from frostglass.auditing.products import (
     Device,
@@ -23,35 +25,28 @@ from frostglass.auditing.steps import (
     AMORTIZER,
     ATTACK,
     PRETRAIN,
-    PRIOR,
     PRIOR_ONLY,
     SCORES,
     SPLIT,
-    TARGET,
     VERIFIER,
 )
 from frostglass.auditing.victims import attacked_people, victims_of
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
-from frostglass.core.views import ModelView
-from frostglass.defenses.base import Defense
-from frostglass.evaluators.embedder import Embedder, read_embedder, usable
+from frostglass.evaluators.embedder import Embedder, usable
 from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
 from frostglass.metrics.face import reference_similarities
-from frostglass.priors.base import PriorMethod, check_unseen
+from frostglass.priors.base import check_unseen
 from frostglass.priors.context import hints_of
 from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import seed_for
+from frostglass.store.executor import together
 from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
 from frostglass.training.settings import (
-    EVALUATORS,
-    PUBLIC,
-    STRANGERS,
     Training,
-    first_stage,
 )
 
 
@@ -88,41 +83,40 @@ def produce(exp: Experiment, store: Store) -> Products:
     split = split_of(exp, store)
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
-    evaluators = tuple(
-        given.get(number)
-        or evaluator(store, config, split, seed=seed_for(exp.seed, "evaluator", number))
-        for number, config in enumerate(exp.evaluators)
-    )
-    verifiers = tuple(
-        store.step(VERIFIER, None, evaluator=network, split=split, seed=0) for network in evaluators
-    )
-    embedder = None
-    if exp.surface == "features" or exp.needs("embedder"):
-        embedder = public_classifier(store, exp.embedder, split, exp.seed, "embedder")
 
-    def trial(exposure: Exposure) -> Trial:
-        return _trial(exp, store, split, exposure, (evaluators, verifiers), embedder)
+    def judged_by() -> tuple[tuple[Target, ...], tuple[Verifier, ...]]:
+        return _evaluators(exp, store, split, given)
 
-    exposure = expose(exp, store, split, victims)
-    if not exp.target.weights:  # else compared before
-        _refuse_target(given, exposure.target, split)
-    main = trial(exposure)
-    control = None
+    def embed() -> Target | None:
+        if exp.surface == "features" or exp.needs("embedder"):
+            return public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+        return None
+
+    def attacked(exposed: Experiment) -> _Attacked:
+        exposure = expose(exposed, store, split, victims)
+        if exposed is exp and not exp.target.weights:  # else compared before
+            _refuse_target(given, exposure.target, split)
+        return _attack(exp, store, split, exposure, embed())
+
+    undefended = None
     if exp.judging.positive_control:
         recipe = replace(exp.target, weights=None, classes=())
-        plain = replace(exp, target=recipe, defenses=())
-        control = trial(expose(plain, store, split, victims))
-    more = None
-    if exp.surface == "features":
-        more = _baseline(exp, store, split, main.prior, seed=seed_for(exp.seed, "more draws"))
+        undefended = replace(exp, target=recipe, defenses=())
+    judging, embedder, *found = together(
+        judged_by, embed, *(partial(attacked, each) for each in (exp, undefended) if each)
+    )
+    more = partial(_more_draws, exp, store, split, found[0].prior)
+    main, *control, more_draws = together(
+        *(partial(_score, exp, store, split, each, judging, embedder) for each in found), more
+    )
     return Products(
         split=split,
-        evaluators=evaluators,
-        verifiers=verifiers,
+        evaluators=judging[0],
+        verifiers=judging[1],
         embedder=embedder,
         trial=main,
-        control=control,
-        more_draws=more,
+        control=control[0] if control else None,
+        more_draws=more_draws,
     )
 
 
@@ -131,6 +125,21 @@ def split_of(exp: Experiment, store: Store) -> Split:
     return store.step(
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
+
+
+def _evaluators(
+    exp: Experiment, store: Store, split: Split, given: Mapping[int, Target]
+) -> tuple[tuple[Target, ...], tuple[Verifier, ...]]:
+    """Return the evaluators, and what each verifies with."""
+
+    def one(number: int, config: Training | Embedder) -> tuple[Target, Verifier]:
+        network = given.get(number) or evaluator(
+            store, config, split, seed=seed_for(exp.seed, "evaluator", number)
+        )
+        return network, store.step(VERIFIER, None, evaluator=network, split=split, seed=0)
+
+    pairs = together(*(partial(one, *each) for each in enumerate(exp.evaluators)))
+    return tuple(network for network, _ in pairs), tuple(verifier for _, verifier in pairs)
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
@@ -188,36 +197,58 @@ def _refuse_target(given: Mapping[int, Target], target: Target, split: Split) ->
             refuse_target(network, target, split.test)
 
 
-def _trial(
-    exp: Experiment,
-    store: Store,
-    split: Split,
-    exposure: Exposure,
-    evaluators: tuple[tuple[Target, ...], tuple[Verifier, ...]],
-    embedder: Target | None,
-) -> Trial:
-    """Attack what is exposed, and score reconstructions and prior-only draws in the same way."""
+@dataclass(frozen=True)
+class _Attacked:
+    """A trial before it is scored."""
+
+    exposure: Exposure
+    prior: Prior | None
+    result: Reconstructions
+    baseline: Reconstructions
+
+
+def _attack(
+    exp: Experiment, store: Store, split: Split, exposure: Exposure, embedder: Target | None
+) -> _Attacked:
+    """Attack what is exposed, and draw the baseline of the same prior."""
     prior = attacker_prior(exp, store, split, exposure)
     assets = attacker_assets(exp, store, split, exposure.target, prior, embedder)
     people = list(attacked_people(exp, len(split.classes)))
-    pretrained = None
-    if exp.attack.pretraining:
-        known = replace(assets, prior=None, amortizer=None)
-        pretrained = store.step(
-            PRETRAIN, exp.attack.pretraining, target=exposure.target, assets=known, seed=exp.seed
+
+    def reconstruct() -> Reconstructions:
+        pretrained = None
+        if exp.attack.pretraining:
+            known, method = replace(assets, prior=None, amortizer=None), exp.attack.pretraining
+            pretrained = store.step(
+                PRETRAIN, method, target=exposure.target, assets=known, seed=exp.seed
+            )
+        result = store.step(
+            ATTACK,
+            exp.attack,
+            exposure=exposure,
+            assets=assets,
+            people=people,
+            pretrained=pretrained,
+            seed=exp.seed,
         )
-    result = store.step(
-        ATTACK,
-        exp.attack,
-        exposure=exposure,
-        assets=assets,
-        people=people,
-        pretrained=pretrained,
-        seed=exp.seed,
-    )
-    if pretrained:
-        result = replace(result, seconds=result.seconds + pretrained.seconds)
-    baseline = _baseline(exp, store, split, prior, known=assets.attribute, seed=exp.seed)
+        before = pretrained.seconds if pretrained else 0.0
+        return replace(result, seconds=result.seconds + before)
+
+    known = assets.attribute
+    baseline = partial(_baseline, exp, store, split, prior, known=known, seed=exp.seed)
+    return _Attacked(exposure, prior, *together(reconstruct, baseline))
+
+
+def _score(
+    exp: Experiment,
+    store: Store,
+    split: Split,
+    found: _Attacked,
+    judging: tuple[tuple[Target, ...], tuple[Verifier, ...]],
+    embedder: Target | None,
+) -> Trial:
+    """Score reconstructions and prior-only draws in the same way."""
+    exposure = found.exposure
 
     def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
         return store.step(
@@ -226,16 +257,27 @@ def _trial(
             reconstructions=reconstructions,
             victims=exposure.victims if isinstance(exposure, FeatureExposure) else None,
             split=split,
-            evaluators=evaluators[0],
-            verifiers=evaluators[1],
+            evaluators=judging[0],
+            verifiers=judging[1],
             embedder=embedder,
             target=exposure.target,
             embeds=embeds,
             seed=exp.seed,
         )
 
-    rows, baseline_rows = scores(result, exp.attack.embeds), scores(baseline, False)
-    return Trial(exposure, prior, result, baseline, rows, baseline_rows)
+    rows, baseline_rows = together(
+        partial(scores, found.result, exp.attack.embeds), partial(scores, found.baseline, False)
+    )
+    return Trial(exposure, found.prior, found.result, found.baseline, rows, baseline_rows)
+
+
+def _more_draws(
+    exp: Experiment, store: Store, split: Split, prior: Prior | None
+) -> Reconstructions | None:
+    """Draw a second baseline, which features are compared with."""
+    if exp.surface != "features":
+        return None
+    return _baseline(exp, store, split, prior, seed=seed_for(exp.seed, "more draws"))
 
 
 def _baseline(
@@ -302,91 +344,4 @@ def attacker_assets(
         embedder=embedder if "embedder" in needed else None,
         perceptual=perceptual,
         attribute=attribute,
-    )
-
-
-def classifier(
-    store: Store,
-    config: Training,
-    split: Split,
-    defenses: Sequence[Defense] = (),
-    perceptual: Target | None = None,
-    *,
-    seed: int,
-    data: str = "private",
-    public: str = PUBLIC,
-) -> Target:
-    """Train a classifier, after the stages that come first; grids share stages.
-
-    `public` names the public people of such stages: all, or "strangers" for an evaluator, whose
-    thresholds are set on the others.
-    """
-    start = None
-    if first := first_stage(config, defenses):
-        start = classifier(
-            store,
-            first.config,
-            split,
-            first.defenses,
-            seed=seed_for(seed, "stage"),
-            data=public if first.data == PUBLIC else first.data,
-            public=public,
-        )
-    target = store.step(
-        TARGET,
-        config,
-        split=split,
-        defenses=tuple(defenses),
-        data=data,
-        files=fingerprint(config) + "".join(map(fingerprint, defenses)),
-        start=start,
-        perceptual=perceptual,
-        seed=seed,
-    )
-    if start is None:
-        return target
-    seconds = start.info["seconds"] + start.info.get("stage_seconds", 0.0)
-    return replace(target, info={**target.info, "stage_seconds": seconds})
-
-
-def evaluator(store: Store, config: Training | Embedder, split: Split, *, seed: int) -> Target:
-    """Return an evaluator: a trained classifier, or an embedder, which has no classes.
-
-    Those that learn from public people leave some of them out, to calibrate with.
-    """
-    if isinstance(config, Training):
-        data = "private" if split.evaluators is None else EVALUATORS
-        network = classifier(store, config, split, seed=seed, data=data, public=STRANGERS)
-        if config.start != PUBLIC:
-            return network
-    elif config.trained:
-        network = classifier(store, config.training, split, seed=seed, data=STRANGERS)
-        network = replace(network, classes=())
-    else:
-        return store.read(read_embedder, config, split.train.shape, store.device)
-    return replace(network, info={**network.info, "trained_on": PUBLIC})
-
-
-def public_classifier(
-    store: Store, config: Training, split: Split, seed: int, purpose: str
-) -> Target:
-    """Train a classifier of public people."""
-    return classifier(store, config, split, seed=seed_for(seed, purpose), data="public")
-
-
-def trained_prior(
-    store: Store, method: PriorMethod, split: Split, view: ModelView | None, *, seed: int
-) -> Prior:
-    """Train a prior, after its base; a tied one is trained again for every target."""
-    base = None
-    if method.base_method:
-        base = trained_prior(store, method.base_method, split, view, seed=seed)
-    return store.step(
-        PRIOR,
-        method,
-        public=split.public,
-        view=view if method.tied else None,
-        files=fingerprint(method),
-        base=base,
-        seed=seed,
     )

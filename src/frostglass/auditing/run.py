@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import audit
 from frostglass.auditing.results import Audit
-from frostglass.core.errors import DataError, RunError
+from frostglass.core.errors import RunError
 from frostglass.store.store import Store
+from frostglass.workers.processes import worker_processes
+from frostglass.workers.schedule import results
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,23 @@ class Run:
         ]
 
 
-def run_all(settings: Mapping[str, Any], store: Store) -> Run:
-    """Run every experiment of a config; shared steps run once, a failure leaves the others."""
+def run_all(settings: Mapping[str, Any], store: Store, workers: int = 1) -> Run:
+    """Run every experiment of a config; shared steps run once, a failure leaves the others.
+
+    With several `workers`, as many processes make its steps, and the people of its attacks.
+    """
     chosen = experiments(settings)
+    jobs = {label: partial(audit, experiment) for label, experiment in chosen}
     done: dict[str, Audit] = {}
     failed: list[str] = []
-    for label, experiment in chosen:
-        try:
-            done[label] = audit(experiment, store)
-        except (RunError, DataError) as error:
-            if len(chosen) == 1:
-                raise
-            failed.append(f"{label}: {error}")
+    with worker_processes(store, workers):
+        for label, result in results(jobs, store):
+            if not isinstance(result, Exception):
+                done[label] = result
+            elif len(chosen) == 1:
+                raise result
+            else:
+                failed.append(f"{label}: {result}")
     if not done:
         raise RunError("; ".join(failed))
     if differences := store.mixed_conditions():

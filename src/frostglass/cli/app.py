@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from frostglass.cli.main import guarded
+from frostglass.cli.workers import AddressOption, OnOption, Spread, WorkersOption
 
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
 
@@ -106,13 +107,16 @@ def demo(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
     redact: RedactOption = False,
 ) -> None:
     """Audit an undefended and a defended model on embedded faces, in minutes."""
     from frostglass.auditing.config_file import demo_config
     from frostglass.cli.run import run_settings
 
-    run_settings(demo_config(), store, out, as_json=as_json, threads=threads, redact=redact)
+    spread = Spread(workers)
+    options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
+    run_settings(demo_config(), store, out, **options)
 
 
 @app.command()
@@ -128,15 +132,21 @@ def run(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    on: OnOption = None,
+    address: AddressOption = None,
     redact: RedactOption = False,
 ) -> None:
     """Run an experiment or a grid, on a model or on features; run it again to resume."""
     from frostglass.auditing.config_file import read_with_generator
     from frostglass.cli.run import run_settings
 
-    options = {"resize": resize, "trust": trust}
-    values = read_with_generator(config, settings or (), prior, latent, span, **options)
-    run_settings(values, store, out, as_json=as_json, threads=threads, redact=redact)
+    spread = Spread(workers, on, address)
+    values = read_with_generator(
+        config, settings or (), prior, latent, span, resize=resize, trust=trust
+    )
+    options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
+    run_settings(values, store, out, **options)
 
 
 @app.command()
@@ -206,6 +216,9 @@ def harden(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    on: OnOption = None,
+    address: AddressOption = None,
     redact: RedactOption = False,
 ) -> None:
     """Find the defense that leaks least at a utility you accept; run it again to resume."""
@@ -213,8 +226,10 @@ def harden(
     from frostglass.cli.harden import Request, harden_settings
 
     request = Request(accuracy, protect, utility, measure, defenses, budget, seeds, attacks)
+    spread = Spread(workers, on, address)
     values = read_config(config, settings or ())
-    harden_settings(values, store, out, request, as_json=as_json, threads=threads, redact=redact)
+    options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
+    harden_settings(values, store, out, request, **options)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from frostglass.auditing.config_file import read_config
 from frostglass.cli.progress import progress
 from frostglass.cli.run import check_machine, check_writable, default_folder, prepare
 from frostglass.cli.tables import print_table
+from frostglass.cli.workers import Spread
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.hardening.final import EVERYBODY
 from frostglass.hardening.goal import Goal, goal_of
@@ -41,6 +42,7 @@ def harden_settings(
     *,
     as_json: bool,
     threads: int | None,
+    spread: Spread,
     redact: bool,
 ) -> None:
     """Tune, measure, write the folder, print the final table; raise if it proves nothing."""
@@ -62,7 +64,9 @@ def harden_settings(
             note = _sentence(trial, plan.goal) if trial else ""
             listener(Event("trial", str(number), kind, note=note))
 
-        result = run_plan(plan, Store(store, listener=listener), folder, redact=redact, watch=watch)
+        steps = Store(store, listener=listener)
+        with spread.over(steps, [("", plan.exp)], threads):
+            result = run_plan(plan, steps, folder, redact=redact, watch=watch)
     print(json.dumps(result.facts)) if as_json else _print(result, plan.goal)
     failures = [f"FAILED: {reason}" for reason in result.final.failed]
     failures += [f"VACUOUS: {reason}" for reason in result.final.vacuous]

@@ -15,6 +15,7 @@ from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
 from frostglass.cli.tables import print_costs, print_scores
+from frostglass.cli.workers import Spread
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
@@ -41,6 +42,7 @@ def run_settings(
     *,
     as_json: bool,
     threads: int | None,
+    spread: Spread,
     redact: bool,
 ) -> None:
     """Run a config, write its run folder and report, print the scores."""
@@ -48,7 +50,9 @@ def run_settings(
     chosen = checked(experiments(settings), store)
     folder = run_folder(out, chosen[0][1].name)
     with progress() as listener:
-        result = run_all(settings, Store(store, listener=listener))
+        steps = Store(store, listener=listener)
+        with spread.over(steps, chosen, threads):
+            result = run_all(settings, steps)
     conclude(result, folder, store, as_json=as_json, redact=redact)
 
 

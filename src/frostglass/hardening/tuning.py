@@ -1,6 +1,7 @@
 """Trials on models of the first half of the people, with evaluators and seeds of their own."""
 
 from dataclasses import replace
+from functools import partial
 
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.pipeline import audit
@@ -17,6 +18,7 @@ from frostglass.hardening.study import Outcome
 from frostglass.plan.problems import problems
 from frostglass.store.store import Store
 from frostglass.training.settings import Training
+from frostglass.workers.schedule import only_result
 
 SEED_DISTANCE = 1_000_000  # between the seeds of tuning and those of the final table
 
@@ -65,10 +67,10 @@ class Tuner:
 
     def undefended(self) -> Outcome:
         """Attack the undefended model; raise if the attack does not break it."""
-        result = audit(self.exp, self.store)
+        result = only_result(partial(audit, self.exp), self.store)
         if reason := self.goal.unproven(result):
             raise RunError(f"nothing can be tuned: {reason}")
-        return _measured(result, self.goal.utility(self.exp, self.store), self.goal)
+        return _measured(result, self._utility(self.exp), self.goal)
 
     def __call__(self, candidate: Candidate, values: Values) -> Outcome:
         exp, goal = replace(self.exp, defenses=built(candidate.tables(values))), self.goal
@@ -76,15 +78,18 @@ class Tuner:
             return Outcome(reason="; ".join(lines))
         utility = None
         try:
-            utility = goal.utility(exp, self.store)
+            utility = self._utility(exp)
             if utility < goal.least:
                 return Outcome(utility, reason=f"misses the {goal.key}")
-            result = audit(exp, self.store)
+            result = only_result(partial(audit, exp), self.store)
         except RunError as error:
             return Outcome(utility, reason=f"failed: {error}")
         if reason := goal.unproven(result):
             return Outcome(utility, reason=f"vacuous: {reason}")
         return _measured(result, utility, goal)
+
+    def _utility(self, exp: Experiment) -> float:
+        return only_result(partial(self.goal.utility, exp), self.store)
 
 
 def _measured(result: Audit, utility: float, goal: Goal) -> Outcome:

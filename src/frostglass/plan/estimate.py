@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from frostglass.plan.ledger import MIB, Cost, Ledger
 from frostglass.plan.memory import advice, machine_memory, memory_problems, process_memory
 from frostglass.plan.time import remembered, this_machine
 from frostglass.runtime.seeding import seeded
+from frostglass.store.executor import Assignment
 from frostglass.store.keys import digest, fingerprint, plain
 from frostglass.store.manifest import MANIFEST
 from frostglass.store.store import Store
@@ -55,6 +56,23 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
         "memory_step": result["largest"],
         "memory_unknown": result["unknown"],
     }
+
+
+def memory_of_steps(
+    chosen: Sequence[tuple[str, Experiment]], store: Store
+) -> Callable[[Assignment], int]:
+    """Return a function that estimates the bytes of memory with which a worker makes a step.
+
+    A step that the dry run did not reach is taken for the largest of its kind.
+    """
+    base = process_memory()
+    result = remembered(store.root, lambda: _key(chosen, store), lambda: _planned(chosen, store))
+    needed: dict[str, int] = {}
+    for step in result["steps"]:
+        memory = base + int(step["cost"]["memory"])
+        needed[step["key"]] = memory
+        needed[step["step"]] = max(memory, needed.get(step["step"], 0))
+    return lambda each: needed.get(each.key) or needed.get(each.step, 0)
 
 
 def _key(chosen: Sequence[tuple[str, Experiment]], store: Store) -> str:

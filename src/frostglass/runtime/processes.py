@@ -25,3 +25,8 @@ def is_alive(pid: int) -> bool:
     except OSError as error:  # no permission for another user's process
         return not isinstance(error, ProcessLookupError)
     return True
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

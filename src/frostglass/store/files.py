@@ -16,7 +16,7 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from frostglass.core.errors import RunError, StoreError
 from frostglass.runtime.processes import is_alive, machine_name
 from frostglass.runtime.tensors import tensors_digest
 
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and plain values
 SCRATCH = "frostglass-"  # start of the names of temporary folders
 log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -227,7 +228,7 @@ class Work:
         text = _json(file, values)
         write_tensors(file, tensors, {"values": text, "sha256": _checkpoint_hash(tensors, text)})
 
-    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def load(self, name: str) -> Checkpoint | None:
         """Return the tensors and values last saved under `name`, or None.
 
         A damaged checkpoint is removed with a warning, so that its work is done again.
@@ -244,6 +245,25 @@ class Work:
         log.warning("the checkpoint %s is damaged: it is removed, and its work done again", file)
         file.unlink(missing_ok=True)
         return None
+
+    def share(
+        self,
+        names: Sequence[str],
+        make: Callable[[int], Checkpoint],
+        note: Callable[[int], str] = lambda done: "",
+    ) -> list[Checkpoint]:
+        """Return checkpoints that do not depend on each other, read or made by `make(number)`.
+
+        In a store other processes may make some of them. `note(done)` goes with the progress.
+        """
+        parts: list[Checkpoint] = []
+        for number, name in enumerate(names):
+            if not (part := self.load(name)):
+                part = make(number)
+                self.save(name, *part)
+            parts.append(part)
+            self.progress(len(parts), len(names), note(len(parts)))
+        return parts
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""

@@ -4,6 +4,7 @@
     root/.gitignore                    *
     root/<step>/<key>/                 what the step saved, manifest.json, timing.json
     root/<step>/<key>.partial/work/    checkpoints of an unfinished step
+    root/<step>/<key>.partial/parts/   leases of its parts, if several processes make them
     root/<step>/<key>.lease/           the process that is working on it
 
 A result folder is complete or absent. A run that is killed at any time continues from the last
@@ -13,6 +14,7 @@ checkpoint when it is called again, and ends with the same bytes, except in `tim
 import errno
 import json
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +27,9 @@ import torch
 
 from frostglass.core.errors import FrostglassError, StoreError
 from frostglass.runtime.device import default_device
+from frostglass.store.executor import Executor
 from frostglass.store.files import (
     TAKEN,
-    Work,
     full_disk_reported,
     ignore_in_git,
     make_private,
@@ -49,6 +51,7 @@ from frostglass.store.manifest import (
     provenance,
     verify,
 )
+from frostglass.store.sharing import POLL_SECONDS, Leave, SharedWork
 from frostglass.store.step import Event, Kind, Step, Task, with_key
 
 T = TypeVar("T")
@@ -56,7 +59,6 @@ T = TypeVar("T")
 FORMAT = 2
 MARKER = "store.json"
 TIMING = "timing.json"
-POLL_SECONDS = 0.5
 REMEMBERED = 16  # products kept in memory, so that a grid does not read its split every time
 
 
@@ -64,7 +66,8 @@ class Store:
     """A folder of steps; many processes and machines may use it at once.
 
     The folder is created by the first step. Products are computed and loaded on `device`, which
-    does not enter their keys.
+    does not enter their keys. `obtain` ensures that a step is finished, and `executor` has other
+    processes make steps: see `frostglass.workers`.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Store:
     ) -> None:
         self.root = Path(root)
         self.device = device or default_device()
+        self.executor: Executor | None = None
+        self.obtain: Callable[[Task[Any]], bool] = self.ensure
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
@@ -93,13 +98,13 @@ class Store:
         computed = False
         if task.key not in self._loaded:
             with full_disk_reported(self.root):
-                computed = self._obtain(task)
+                computed = self.obtain(task)
                 self._conditions[task.key] = conditions_of(verify(task.final))
                 self._loaded[task.key] = with_key(step.load(task.final, self.device), task.key)
         self._loaded.move_to_end(task.key)
         while len(self._loaded) > REMEMBERED:
             self._loaded.popitem(last=False)
-        self._emit(task, "done" if computed else "cached")
+        self.report(task.step.name, task.key, "done" if computed else "cached")
         return self._loaded[task.key]
 
     def read(self, make: Callable[..., T], *args: Any) -> T:
@@ -118,10 +123,26 @@ class Store:
         """Say in what the conditions differ under which used steps were made; "" if in nothing."""
         return differing(each for made in self._conditions.values() for each in made)
 
-    def _obtain(self, task: Task[Any]) -> bool:
+    def report(
+        self, step: str, key: str, kind: Kind, done: int = 0, total: int = 0, note: str = ""
+    ) -> None:
+        """Tell the listener what happens to a step."""
+        if self._listener:
+            self._listener(Event(step, key, kind, done, total, note))
+
+    def help(self, task: Task[Any]) -> None:
+        """Make parts of a step that another process is making, until none is free."""
+        work = SharedWork(task.partial / "work", now=conditions(), helping=True)
+        # A folder that is gone: the other process finished the step or was replaced.
+        with suppress(Leave, LeaseLost, FileNotFoundError):
+            task.step.make(
+                task.config, seed=task.seed, work=work, device=self.device, **task.inputs
+            )
+
+    def ensure(self, task: Task[Any]) -> bool:
         """Ensure that the result is on disk; return True if this call computed it."""
         if not task.final.exists():
-            self._create_root()
+            self.create()
         owner = ""
         while not task.final.exists():
             lease = self._claim(task)
@@ -164,11 +185,14 @@ class Store:
                 write_json(task.partial / TIMING, {**timing(), "conditions": made_under})
 
             def on_progress(done: int, total: int, note: str) -> None:
-                self._emit(task, "progress", done, total, note)
+                self.report(task.step.name, task.key, "progress", done, total, note)
 
-            work = Work(task.partial / "work", on_progress, before_save)
+            folder, seen = task.partial / "work", origin["conditions"]
+            work = SharedWork(folder, on_progress, before_save, now=now, seen=seen)
             write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
-            self._emit(task, "resume" if any(work.folder.iterdir()) else "start")
+            self.report(
+                task.step.name, task.key, "resume" if any(work.folder.iterdir()) else "start"
+            )
             product = task.step.make(
                 task.config, seed=task.seed, work=work, device=self.device, **task.inputs
             )
@@ -216,12 +240,20 @@ class Store:
         owner = owner_of(task.lease)
         if owner and owner != known:
             machine, pid, *_ = [*owner.split("~"), "?"]
-            self._emit(task, "waiting", note=f"process {pid} on {machine} is making it")
+            self.report(
+                task.step.name, task.key, "waiting", note=f"process {pid} on {machine} is making it"
+            )
         time.sleep(POLL_SECONDS)
         return owner
 
     def _check_root(self) -> None:
         """Refuse a folder that is not a store, without writing."""
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(self.root)):
+            raise StoreError(
+                f"{self.root} is a URL, and a store needs the atomic renames and the leases of a "
+                "POSIX folder, which object stores do not have: give a folder, for many machines "
+                "one that all of them share"
+            )
         marker = self.root / MARKER
         if self.root.exists() and not self.root.is_dir():
             raise StoreError(f"{self.root} is a file and a store is a folder: use another path")
@@ -243,7 +275,8 @@ class Store:
                 "use another folder or delete it"
             )
 
-    def _create_root(self) -> None:
+    def create(self) -> None:
+        """Create the folder, unless it is there."""
         with usable(self.root):
             make_private(self.root)
             self._check_root()
@@ -256,12 +289,6 @@ class Store:
             remove_temporaries(self.root)
             with suppress(FileNotFoundError):  # another process removed our temporary file
                 ignore_in_git(self.root)
-
-    def _emit(
-        self, task: Task[Any], kind: Kind, done: int = 0, total: int = 0, note: str = ""
-    ) -> None:
-        if self._listener:
-            self._listener(Event(task.step.name, task.key, kind, done, total, note))
 
 
 def _prepare(partial: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
 from frostglass.runtime.freezing import channels_last
-from frostglass.store.files import Work
+from frostglass.store.files import Checkpoint, Work
 
 # From images and the numbers of their rows in a search to a further loss, one value per image.
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
@@ -240,37 +240,46 @@ def _run(
     # All starts at once: their queries are then counted once, however often a run is resumed.
     starts = recipe.start(people)
     queries, seconds = view.queries - before, time.perf_counter() - began
-    shards, done = [], 0
-    size = _people_per_shard(attack, starts.shape[1])
+    size = _people_per_shard(attack, starts.shape[1], len(people))
     groups = list(zip(people.split(size), starts.split(size), strict=True))
-    for number, (labels, start) in enumerate(groups):
-        name = f"shard-{number:05d}"
-        if not (saved := work.load(name)):
-            began, before = time.perf_counter(), view.queries
-            tensors = _shard(attack, recipe, view, prior, labels, start)
-            spent: dict[str, Any] = {
-                "queries": view.queries - before,
-                "seconds": time.perf_counter() - began,
-            }
-            saved = tensors, spent
-            work.save(name, *saved)
-        tensors, values = saved
-        shards.append(tensors)
-        queries += values["queries"]
-        seconds += values["seconds"]
-        done += len(labels)
-        work.progress(number + 1, len(groups), f"{done} people")
-    joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
+
+    def search(number: int) -> Checkpoint:
+        began, before = time.perf_counter(), view.queries
+        tensors = _shard(attack, recipe, view, prior, *groups[number])
+        spent = {"queries": view.queries - before, "seconds": time.perf_counter() - began}
+        return tensors, spent
+
+    shards = work.share(
+        [f"shard-{number:05d}" for number in range(len(groups))],
+        search,
+        lambda done: f"{min(done * size, len(people))} people",
+    )
+    for _, spent in shards:
+        queries += spent["queries"]
+        seconds += spent["seconds"]
+    joined: dict[str, Any] = {
+        key: torch.cat([tensors[key] for tensors, _ in shards]) for key in shards[0][0]
+    }
     return Reconstructions(**joined, queries=queries, seconds=seconds)
 
 
-def _people_per_shard(attack: ModelAttack, rows: int) -> int:
-    """Return the people per shard: enough for a batch, or up to twice that if padding is less."""
+def _people_per_shard(attack: ModelAttack, rows: int, people: int) -> int:
+    """Return the people per shard: enough for a batch, or up to twice that if padding is less.
+
+    The smallest of equally good sizes, because shards of about one size keep all workers busy.
+    """
     least = max(1, attack.rows // rows)
-    return min(
-        range(least, 2 * least),
-        key=lambda count: len(padded_rows(count * rows, attack.batch_multiple)) / count,
-    )
+
+    def padded(count: int) -> int:
+        """Count the rows of all shards."""
+        full, rest = divmod(people, count)
+        return sum(
+            times * len(padded_rows(each * rows, attack.batch_multiple))
+            for times, each in ((full, count), (1, rest))
+            if each
+        )
+
+    return min(range(least, 2 * least), key=padded)
 
 
 def _shard(

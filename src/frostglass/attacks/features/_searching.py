@@ -77,28 +77,28 @@ class SearchAttack(FeatureAttack):
         settings = OptimizerSettings(
             self.steps, self.lr, self.optimizer, self.momentum, project=project, betas=self.betas
         )
-        states, finished = [], []
         batches = torch.arange(len(start), device=start.device).split(len(padded_rows(self.batch)))
-        for number, rows in enumerate(batches):
-            wanted, part = features[rows], f"{name}-{number:05d}"
 
-            def objective(
-                state: Tensor, places: Tensor, rng: RowRng, wanted: Tensor = wanted
-            ) -> tuple[Tensor, Tensor]:
+        def found(number: int) -> dict[str, Tensor]:
+            rows = batches[number]
+            wanted = features[rows]
+
+            def objective(state: Tensor, places: Tensor, rng: RowRng) -> tuple[Tensor, Tensor]:
                 images, aims = generate(state), wanted[places]
                 loss = self.scale * self.gaps(view.features(images), aims)
                 if penalty:
                     loss = loss + penalty(images, aims)
                 return loss, torch.zeros_like(loss)
 
-            if not (checkpoint := ledger.load(part)):
-                places = torch.arange(len(rows), device=start.device)
-                rng = RowRng.of(0, name, places, places)
-                with ledger.part(part):
-                    result = descend(view, start[rows], places, rng, objective, settings)
-                checkpoint = ({"state": result.state, "finished": result.finished}, {})
-                ledger.save(part, *checkpoint)
-            states.append(checkpoint[0]["state"].to(start.device))
-            finished.append(checkpoint[0]["finished"].to(start.device))
-            ledger.progress(number + 1, len(batches), name)
-        return torch.cat(states), torch.cat(finished)
+            places = torch.arange(len(rows), device=start.device)
+            rng = RowRng.of(0, name, places, places)
+            result = descend(view, start[rows], places, rng, objective, settings)
+            return {"state": result.state, "finished": result.finished}
+
+        names = [f"{name}-{number:05d}" for number in range(len(batches))]
+        parts = ledger.share(names, found, name)
+        states, finished = (
+            torch.cat([part[column].to(start.device) for part in parts])
+            for column in ("state", "finished")
+        )
+        return states, finished

@@ -3,7 +3,7 @@
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -17,7 +17,7 @@ from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Reconstructions
 from frostglass.core.views import Ability, FeatureView
-from frostglass.store.files import Work
+from frostglass.store.files import Checkpoint, Work
 
 MIN_DEVIATION = 1e-10  # relative to the feature's own size; below it, a feature equals the mean
 
@@ -76,10 +76,23 @@ class QueryLedger:
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         self._update()
         if checkpoint := self._work.load(name):
-            for part, count in checkpoint[1]["queries"].items():
-                # A part may have continued after an older checkpoint was written.
-                self._counts[part] = max(count, self._counts.get(part, 0))
+            self._merge(checkpoint[1]["queries"])
         return checkpoint
+
+    def share(
+        self, names: Sequence[str], make: Callable[[int], dict[str, Tensor]], note: str
+    ) -> list[dict[str, Tensor]]:
+        """Return the tensors of independent parts, some perhaps made by other processes."""
+
+        def counted(number: int) -> Checkpoint:
+            with self.part(names[number]):
+                tensors = make(number)
+            return tensors, {"queries": dict(self._counts)}
+
+        parts = self._work.share(names, counted, lambda done: note)
+        for _, values in parts:
+            self._merge(values["queries"])
+        return [tensors for tensors, _ in parts]
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return `compute()`, computed once and read back after a restart."""
@@ -89,6 +102,11 @@ class QueryLedger:
             value = compute()
         self.save(name, {"value": value})
         return value
+
+    def _merge(self, counts: Mapping[str, int]) -> None:
+        for part, count in counts.items():
+            # A part may have continued after an older checkpoint was written.
+            self._counts[part] = max(count, self._counts.get(part, 0))
 
     def _update(self) -> None:
         """Count the queries since the last update for the innermost open part."""
