@@ -46,13 +46,7 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import seed_for
 from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
-from frostglass.training.settings import (
-    EVALUATORS,
-    PUBLIC,
-    STRANGERS,
-    Training,
-    first_stage,
-)
+from frostglass.training.settings import EVALUATORS, PUBLIC, STRANGERS, Training, first_stage
 
 
 def audit(experiment: Experiment, store: Store) -> Audit:
@@ -85,6 +79,8 @@ def produce(exp: Experiment, store: Store) -> Products:
     degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
+    for metric in exp.metrics:
+        metric.check_files()
     split = store.step(
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
@@ -194,27 +190,13 @@ def _trial(
     """Attack what is exposed, and score reconstructions and prior-only draws in the same way."""
     prior = attacker_prior(exp, store, split, exposure)
     assets = attacker_assets(exp, store, split, exposure.target, prior, embedder)
-    people = list(attacked_people(exp, len(split.classes)))
-    pretrained = None
-    if exp.attack.pretraining:
-        known = replace(assets, prior=None, amortizer=None)
-        pretrained = store.step(
-            PRETRAIN, exp.attack.pretraining, target=exposure.target, assets=known, seed=exp.seed
-        )
-    result = store.step(
-        ATTACK,
-        exp.attack,
-        exposure=exposure,
-        assets=assets,
-        people=people,
-        pretrained=pretrained,
-        seed=exp.seed,
-    )
-    if pretrained:
-        result = replace(result, seconds=result.seconds + pretrained.seconds)
+    result = _attacked(exp, store, split, exposure, assets)
     baseline = _baseline(exp, store, split, prior, known=assets.attribute, seed=exp.seed)
+    more = None
+    if any(metric.uses_draws for metric in exp.metrics):
+        more = _baseline(exp, store, split, prior, seed=seed_for(exp.seed, "more draws"))
 
-    def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
+    def scores(reconstructions: Reconstructions, embeds: bool, draws: Reconstructions) -> Rows:
         return store.step(
             SCORES,
             exp.metrics,
@@ -226,11 +208,38 @@ def _trial(
             embedder=embedder,
             target=exposure.target,
             embeds=embeds,
+            files="".join(map(fingerprint, exp.metrics)),
+            draws=(draws, more if draws is baseline else baseline) if more else None,
             seed=exp.seed,
         )
 
-    rows, baseline_rows = scores(result, exp.attack.embeds), scores(baseline, False)
+    rows = scores(result, exp.attack.embeds, baseline)
+    # Draws are compared with other draws: with themselves they would look perfect.
+    baseline_rows = scores(baseline, False, more or baseline)
     return Trial(exposure, prior, result, baseline, rows, baseline_rows)
+
+
+def _attacked(
+    exp: Experiment, store: Store, split: Split, exposure: Exposure, assets: Assets
+) -> Reconstructions:
+    """Attack what is exposed, after what the attack learns from unprotected features."""
+    pretrained = None
+    if exp.attack.pretraining:
+        known = replace(assets, prior=None, amortizer=None)
+        pretrained = store.step(
+            PRETRAIN, exp.attack.pretraining, target=exposure.target, assets=known, seed=exp.seed
+        )
+    result = store.step(
+        ATTACK,
+        exp.attack,
+        exposure=exposure,
+        assets=assets,
+        people=list(attacked_people(exp, len(split.classes))),
+        pretrained=pretrained,
+        seed=exp.seed,
+    )
+    seconds = result.seconds + (pretrained.seconds if pretrained else 0.0)
+    return replace(result, seconds=seconds)
 
 
 def _baseline(
