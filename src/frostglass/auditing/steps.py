@@ -267,6 +267,7 @@ def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
         "steps": result.steps,
         "broken": result.broken,
         "partial": result.partial,
+        "trace": result.trace,
     }
     tensors = {
         "images": result.images,

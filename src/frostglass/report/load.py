@@ -272,17 +272,17 @@ def _check_scores(path: Path, facts: RunFacts) -> None:
         needed = [name.replace("verified", each) for each in CHECKED for name in verified] + shared
         if absent := [n for n in needed if n not in audit.scores or n not in audit.prior_only]:
             raise DataError(f"{path} has no {absent[0]} for audit {audit.label!r}: run again")
+        expected = kinds[: max(len(verified), len(facts.top1))]  # data may lack embedders
+        counted = {n for n in audit.scores if n.startswith(("top1_", "verified_"))}
+        more = counted != {*verified, *facts.top1}
+        if more or [each.kind for each in audit.evaluators] != expected:
+            raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
         if audit.summaries.keys() != audit.prior_only_summaries.keys() or (
             audit.scores.keys() != audit.prior_only.keys()
         ):
             raise DataError(
                 f"{path}: audit {audit.label!r} and its baseline have other scores: run again"
             )
-        expected = kinds[: max(len(verified), len(facts.top1))]  # data may lack embedders
-        counted = {n for n in audit.scores if n.startswith(("top1_", "verified_"))}
-        more = counted != {*verified, *facts.top1}
-        if more or [each.kind for each in audit.evaluators] != expected:
-            raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
         both = (*audit.scores.items(), *audit.prior_only.items())
         if odd := [n for n, score in both if n.startswith(BOUNDED) and score.extreme > LARGEST]:
             raise DataError(

@@ -165,16 +165,16 @@ def _further(audits: Sequence[_Audit], surface: str) -> dict[str, Share]:
 def _gain(audits: Sequence[_Audit], others: Sequence[_Audit]) -> dict[str, Share]:
     """Return ΔAttAcc / ΔAcc against the same attack on the undefended models of the same seeds."""
     pairs = []
-    for audit in audits:
+    for audit in (audit for audit in audits if audit.facts.get("defenses")):
         same = (
             other
             for other in others
-            if not other.facts["defenses"]
+            if not other.facts.get("defenses")
             and not other.facts["training"]["recipe"].get("weights")
             and other.rows.names == audit.rows.names
             and all(other.facts[key] == audit.facts[key] for key in ("attack", "seed", "case"))
         )
-        if audit.facts["defenses"] and (plain := next(same, None)):
+        if plain := next(same, None):
             pairs.append((plain, audit))
     if len(pairs) < len(audits):
         return {}
