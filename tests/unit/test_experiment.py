@@ -478,7 +478,11 @@ def test_the_surface_follows_from_the_cut():
     [
         ({"attack": {"name": "decoder"}}, "attack: decoder attacks features, and this config exp"),
         ({"target": CUT, "attack": {"name": "gmi"}}, "attack: gmi attacks model, and this config"),
-        ({"metrics": [{"name": "likeness"}, {"name": "accuracy"}]}, "metrics: likeness cannot be"),
+        ({"target": CUT, "metrics": [{"name": "outcome"}]}, "metrics: outcome cannot be"),
+        (
+            {"attack": {"name": "gmi", "keep": 1}, "metrics": [{"name": "prdc"}]},
+            "metrics: prdc with 3 neighbours needs at least 4 reconstructions of each person, got",
+        ),
         ({"metrics": [{"name": "manifold"}]}, "metrics: accuracy is required"),
         ({"target": {"cut": "stage1"}}, r"target\.attributes: required with target\.cut"),
         ({"target": CUT | {"cut": "none"}}, r"target\.cut: 'none' names no layer"),

@@ -8,9 +8,10 @@ import torch
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Reconstructions
+from frostglass.metrics._neighbours import nearest
 from frostglass.metrics._stats import interval
 from frostglass.metrics.accuracy import conventions, hits
-from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure, metrics, nearest
+from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure, metrics
 from frostglass.metrics.distance import Distance
 from frostglass.metrics.manifold import Manifold
 from worlds import images, split, target
@@ -55,7 +56,7 @@ def test_a_metric_without_columns_is_refused():
 
 def test_metrics_say_on_which_surfaces_they_can_be_measured():
     surfaces = {name: metrics.get(name).surfaces for name in metrics.names()}
-    assert surfaces.pop("likeness") == {"features"}
+    assert surfaces.pop("outcome") == {"model"}
     assert all(both == {"model", "features"} for both in surfaces.values())
 
 

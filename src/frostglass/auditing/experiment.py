@@ -274,6 +274,10 @@ def _metric_problems(exp: Experiment, surface: Surface) -> list[str]:
         for metric in measured
         if surface not in metric.surfaces
     ]
+    if exp.attack is not None and exp.judging is not None:
+        candidates = exp.attack.kept * (exp.judging.images if surface == "features" else 1)
+        for metric in measured:
+            problems += [f"metrics: {problem}" for problem in metric.problems(candidates)]
     if len(measured) < len(exp.metrics):
         return problems
     return problems + [

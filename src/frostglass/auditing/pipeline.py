@@ -45,9 +45,7 @@ from frostglass.runtime.seeding import seed_for
 from frostglass.store.executor import together
 from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
-from frostglass.training.settings import (
-    Training,
-)
+from frostglass.training.settings import Training
 
 
 def audit(experiment: Experiment, store: Store) -> Audit:
@@ -80,6 +78,8 @@ def produce(exp: Experiment, store: Store) -> Products:
     degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
+    for metric in exp.metrics:
+        metric.check_files()
     split = split_of(exp, store)
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
@@ -105,10 +105,12 @@ def produce(exp: Experiment, store: Store) -> Products:
     judging, embedder, *found = together(
         judged_by, embed, *(partial(attacked, each) for each in (exp, undefended) if each)
     )
-    more = partial(_more_draws, exp, store, split, found[0].prior)
-    main, *control, more_draws = together(
-        *(partial(_score, exp, store, split, each, judging, embedder) for each in found), more
+    main, *control = together(
+        *(partial(_score, exp, store, split, each, judging, embedder) for each in found)
     )
+    more_draws = None
+    if exp.surface == "features":
+        more_draws = _second_baseline(exp, store, split, main.prior)
     return Products(
         split=split,
         evaluators=judging[0],
@@ -213,30 +215,12 @@ def _attack(
     """Attack what is exposed, and draw the baseline of the same prior."""
     prior = attacker_prior(exp, store, split, exposure)
     assets = attacker_assets(exp, store, split, exposure.target, prior, embedder)
-    people = list(attacked_people(exp, len(split.classes)))
-
-    def reconstruct() -> Reconstructions:
-        pretrained = None
-        if exp.attack.pretraining:
-            known, method = replace(assets, prior=None, amortizer=None), exp.attack.pretraining
-            pretrained = store.step(
-                PRETRAIN, method, target=exposure.target, assets=known, seed=exp.seed
-            )
-        result = store.step(
-            ATTACK,
-            exp.attack,
-            exposure=exposure,
-            assets=assets,
-            people=people,
-            pretrained=pretrained,
-            seed=exp.seed,
-        )
-        before = pretrained.seconds if pretrained else 0.0
-        return replace(result, seconds=result.seconds + before)
-
     known = assets.attribute
-    baseline = partial(_baseline, exp, store, split, prior, known=known, seed=exp.seed)
-    return _Attacked(exposure, prior, *together(reconstruct, baseline))
+    result, baseline = together(
+        partial(_reconstruct, exp, store, split, exposure, assets),
+        partial(_baseline, exp, store, split, prior, known=known, seed=exp.seed),
+    )
+    return _Attacked(exposure, prior, result, baseline)
 
 
 def _score(
@@ -248,9 +232,13 @@ def _score(
     embedder: Target | None,
 ) -> Trial:
     """Score reconstructions and prior-only draws in the same way."""
-    exposure = found.exposure
+    exposure, baseline, more = found.exposure, found.baseline, None
+    if any(metric.uses_draws for metric in exp.metrics):
+        more = _second_baseline(exp, store, split, found.prior)
 
     def scores(reconstructions: Reconstructions, embeds: bool) -> Rows:
+        # Draws are compared with other draws: with themselves they would look perfect.
+        draws = (more, baseline) if reconstructions is baseline else (baseline, more)
         return store.step(
             SCORES,
             exp.metrics,
@@ -262,22 +250,45 @@ def _score(
             embedder=embedder,
             target=exposure.target,
             embeds=embeds,
+            files="".join(map(fingerprint, exp.metrics)),
+            draws=draws if more else None,
             seed=exp.seed,
         )
 
     rows, baseline_rows = together(
-        partial(scores, found.result, exp.attack.embeds), partial(scores, found.baseline, False)
+        partial(scores, found.result, exp.attack.embeds), partial(scores, baseline, False)
     )
-    return Trial(exposure, found.prior, found.result, found.baseline, rows, baseline_rows)
+    return Trial(exposure, found.prior, found.result, baseline, rows, baseline_rows)
 
 
-def _more_draws(
+def _second_baseline(
     exp: Experiment, store: Store, split: Split, prior: Prior | None
-) -> Reconstructions | None:
-    """Draw a second baseline, which features are compared with."""
-    if exp.surface != "features":
-        return None
+) -> Reconstructions:
+    """Draw other images of the prior, which the first are compared with."""
     return _baseline(exp, store, split, prior, seed=seed_for(exp.seed, "more draws"))
+
+
+def _reconstruct(
+    exp: Experiment, store: Store, split: Split, exposure: Exposure, assets: Assets
+) -> Reconstructions:
+    """Attack what is exposed, after what the attack learns from unprotected features."""
+    pretrained = None
+    if exp.attack.pretraining:
+        known = replace(assets, prior=None, amortizer=None)
+        pretrained = store.step(
+            PRETRAIN, exp.attack.pretraining, target=exposure.target, assets=known, seed=exp.seed
+        )
+    result = store.step(
+        ATTACK,
+        exp.attack,
+        exposure=exposure,
+        assets=assets,
+        people=list(attacked_people(exp, len(split.classes))),
+        pretrained=pretrained,
+        seed=exp.seed,
+    )
+    seconds = result.seconds + (pretrained.seconds if pretrained else 0.0)
+    return replace(result, seconds=seconds)
 
 
 def _baseline(

@@ -129,6 +129,8 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "evaluators": _evaluators(audit),
         "scores": _scores(trial.rows),
         "prior_only": _scores(trial.baseline_rows),
+        "summaries": plain_scores(tuple(trial.rows.summaries.values())),
+        "prior_only_summaries": plain_scores(tuple(trial.baseline_rows.summaries.values())),
         "conventions": {
             f"evaluator {number}": conventions(trial.rows, number)
             for number in numbers

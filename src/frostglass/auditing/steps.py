@@ -34,7 +34,7 @@ from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense
 from frostglass.deploy.amortizer import TrainedAmortizer
 from frostglass.evaluators.verifier import Verifier, enrol
-from frostglass.metrics.base import Evidence, Metric, Rows, measure
+from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
 from frostglass.models.checkpoint import load_target, save_target
 from frostglass.models.cut import halves
 from frostglass.networks.amortizer import Amortizer
@@ -267,6 +267,7 @@ def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
         "steps": result.steps,
         "broken": result.broken,
         "partial": result.partial,
+        "trace": result.trace,
     }
     tensors = {
         "images": result.images,
@@ -295,6 +296,7 @@ def _score(
     embedder: Target | None,
     target: Target,
     embeds: bool,
+    draws: tuple[Reconstructions, Reconstructions] | None = None,
     **_: Any,
 ) -> Rows:
     people = len(reconstructions.labels)
@@ -307,6 +309,7 @@ def _score(
         embedder=embedder,
         embeds=embeds,
         verifiers=verifiers,
+        draws=None if draws is None else (draws[0].images, draws[1].images),
     )
     return measure(metrics, evidence)
 
@@ -319,13 +322,21 @@ def _save_rows(rows: Rows, folder: Path) -> None:
     tensors = {"labels": rows.labels, **with_prefix("column", dict(rows.columns))}
     if rows.draws is not None:
         tensors["draws"] = rows.draws
-    write_tensors(folder / "rows.safetensors", tensors)
+    summaries = {name: asdict(score) for name, score in rows.summaries.items()}
+    write_tensors(folder / "rows.safetensors", tensors, {"summaries": summaries})
 
 
 def _load_rows(folder: Path, device: torch.device) -> Rows:
-    tensors, _ = read_tensors(folder / "rows.safetensors")
-    columns = under_prefix("column", tensors)
-    return Rows(labels=tensors["labels"], columns=columns, draws=tensors.get("draws"))
+    tensors, values = read_tensors(folder / "rows.safetensors")
+    return Rows(
+        labels=tensors["labels"],
+        columns=under_prefix("column", tensors),
+        draws=tensors.get("draws"),
+        summaries={
+            name: Score(**score | {"values": tuple(score["values"])})
+            for name, score in values["summaries"].items()
+        },
+    )
 
 
 def _target_facts(target: Target) -> Mapping[str, Any]:
@@ -341,7 +352,7 @@ PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
 ATTACK = Step("attack", 7, _attack, _save_reconstructions, _load_reconstructions)
 PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
-SCORES = Step("scores", 4, _score, _save_rows, _load_rows)
+SCORES = Step("scores", 5, _score, _save_rows, _load_rows)
 
 # What shows private people: their images, the features of these, and their reconstructions.
 PRIVATE = (SPLIT, RELEASE, ATTACK)

@@ -50,12 +50,14 @@ class Method(ABC):
 
     A method is a frozen dataclass of plain parameters (see `core.parameters.parameters`). The
     registry sets `name`. `title` is what reports call the method. `variants` are named parameter
-    sets, each with the reason for it.
+    sets, each with the reason for it. `unkeyed` has parameters that change nothing at the value
+    given there and are then left out of keys, so that results from before they existed stay valid.
     """
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
     variants: ClassVar[Variants] = {}
+    unkeyed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Capability = Literal["labels", "scores", "gradients"]
 CAPABILITIES: tuple[Capability, ...] = ("labels", "scores", "gradients")
 Shape = tuple[int, int, int]
+TRACED = ("loss", "gradient_norm", "confidence")
 HELD_OUT_IMAGES, GIVEN_IMAGES = "held-out images", "the private images given"
 
 
@@ -225,7 +226,8 @@ class Reconstructions:
     first guess first; most attacks rank by the target's margin. `draws` (I, K) says which draw each
     was. `steps` (I, K) counts search steps. `broken` (I, K) marks
     searches that stopped at a non-finite loss or without a start, `partial` (I,) people with no
-    other candidate.
+    other candidate. `trace` (I, K, steps, 3), if the attack recorded it, has the values named
+    TRACED before each step of the search behind an image; NaN after it stopped.
     """
 
     images: Tensor
@@ -239,6 +241,14 @@ class Reconstructions:
     steps: Tensor | None = None
     broken: Tensor | None = None
     partial: Tensor | None = None
+    trace: Tensor | None = None
+
+    def traced(self, name: Literal["loss", "gradient_norm", "confidence"]) -> Tensor:
+        """Return one recorded value of each candidate at each step, (I, K, steps)."""
+        if self.trace is None or name not in TRACED:
+            have = "no search was recorded" if self.trace is None else ", ".join(TRACED)
+            raise DataError(f"no trace of {name!r} ({have}): set trace of the attack to true")
+        return self.trace[..., TRACED.index(name)]
 
     def count(self, mark: Literal["broken", "partial"]) -> int:
         """Count the images or people that carry a mark."""

@@ -49,7 +49,9 @@ def pii_terms(
     `reconstructions` is the index: their distance to draws of the prior. A small value means that
     they look like anyone. `floor` is the distance of draws to other draws, which is not 0 for
     finite samples and falls as they grow: the index is small if it is close to `floor`. `originals`
-    is the distance of true images to draws, which a perfect attack would reach.
+    is the distance of true images to draws, which a perfect attack would reach. `error` is that of
+    reconstructions to true images. `bound`, `originals` minus the index but at least 0, is what
+    `error` cannot fall below, by the triangle inequality.
 
     The index ignores whom an image shows: if `originals` is itself close to `floor` (a good
     prior), a perfect attack looks as private as none. Images blurred towards the mean come out
@@ -60,9 +62,8 @@ def pii_terms(
 
     Differs: The paper estimates this distance with a critic while it protects. Ours is exact for
     the samples, and only for them. It does not cover the distance between the distributions behind
-    the samples, the reconstructions of attacks that were not run (the best attacker's included),
-    or any bound on an attacker's success that the paper's main text may derive from ε. It follows
-    the paper's appendix and code.
+    the samples, or the reconstructions of attacks that were not run, the best attacker's included.
+    The bound is the triangle inequality of W₁.
     """
     sizes = [len(samples) for samples in (reconstructions, originals, draws, other_draws)]
     if len(set(sizes)) > 1:
@@ -70,8 +71,11 @@ def pii_terms(
             "expected as many reconstructions, originals, draws and other draws, because distances "
             f"depend on the number, got {', '.join(map(str, sizes))}"
         )
+    index, reach = emd(reconstructions, draws), emd(originals, draws)
     return {
-        "reconstructions": emd(reconstructions, draws),
+        "reconstructions": index,
         "floor": emd(draws, other_draws),
-        "originals": emd(originals, draws),
+        "originals": reach,
+        "error": emd(reconstructions, originals),
+        "bound": max(0.0, reach - index),
     }

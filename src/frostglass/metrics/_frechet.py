@@ -5,12 +5,20 @@ from torch import Tensor
 
 from frostglass.core.errors import DataError
 
+CHUNK = 4096  # rows that are converted to double precision together
+
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
     """Return ‖m₁ - m₂‖² + Tr(C₁ + C₂ - 2(C₁C₂)^½) of means and covariances of features.
 
     Features are (N, F) and (M, F). Tr (C₁C₂)^½ is the sum of the roots of the eigenvalues of
-    C₁^½ C₂ C₁^½, which is symmetric. All is computed in double precision.
+    R C₂ Rᵀ, which is symmetric, for any R with RᵀR = C₁. All is computed in double precision, and
+    memory grows with F², not with a copy of the features.
+
+    With fewer images than features, a covariance is singular; the formula still holds, and its
+    value is the distance of the two samples' Gaussians on the subspace they span. It is too large
+    for what the samples stand for, the more so the fewer they are: compare only values of equally
+    many images.
 
     Paper: Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017,
     arXiv 1706.08500.
@@ -25,10 +33,32 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
             "expected features (N, F) and (M, F) of at least 2 images each, got "
             f"{tuple(first.shape)} and {tuple(second.shape)}"
         )
-    first, second = first.double(), second.double()
-    cov1, cov2 = (features.T.cov().reshape(first.shape[1], -1) for features in (first, second))
-    values, vectors = torch.linalg.eigh(cov1)
-    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    shared = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
-    shift = (first.mean(0) - second.mean(0)).square().sum()
+    (mean1, cov1), (mean2, cov2) = _moments(first), _moments(second)
+    root = _root(cov1)
+    product = root @ cov2 @ root.T
+    shared = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().sum()
+    shift = (mean1 - mean2).square().sum()
     return (shift + cov1.trace() + cov2.trace() - 2 * shared).item()
+
+
+def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance (N - 1) in double precision."""
+    if broken := int((~features.isfinite()).any(1).sum()):
+        raise DataError(
+            f"expected finite features, got NaN or infinity in {broken} of {len(features)} rows"
+        )
+    mean = features.mean(0, dtype=torch.double)
+    scatter = torch.zeros(len(mean), len(mean), dtype=torch.double, device=features.device)
+    for part in features.split(CHUNK):
+        centred = part.double() - mean
+        scatter.addmm_(centred.T, centred)
+    return mean, scatter / (len(features) - 1)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """Return R with RᵀR = C: by Cholesky, or if C is singular, by its eigenvectors."""
+    factor, failed = torch.linalg.cholesky_ex(covariance, upper=True)
+    if not int(failed):
+        return factor
+    values, vectors = torch.linalg.eigh(covariance)
+    return values.clamp(min=0).sqrt()[:, None] * vectors.T

@@ -1,8 +1,9 @@
 """The contract of metrics: evidence goes in, one row per identity and candidate comes out."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from typing import ClassVar
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from frostglass.core.assets import Asset
-from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
 from frostglass.core.registry import Registry
-from frostglass.core.types import Images, Reconstructions, Split, Target
+from frostglass.core.types import Images, Reconstructions, Split, Target, match_shape
 from frostglass.evaluators.verifier import Verifier, enrol
 from frostglass.metrics._stats import interval
 from frostglass.runtime.device import device_of
@@ -22,12 +23,18 @@ from frostglass.runtime.freezing import frozen
 
 CHUNK = 128
 # Columns with these prefixes are shares of 1.
-SHARES = ("verified", "strict", "top1", "top5", "target_")
+SHARES = (
+    *("verified", "strict", "top1", "top5", "target_"),
+    *("precision", "recall", "coverage", "knowledge", "outcome_"),
+)
 
 
 @dataclass(frozen=True)
 class Score:
-    """The mean over identities of `values` (one per identity), with its bootstrap interval."""
+    """The mean over identities of `values` (one per identity), with its bootstrap interval.
+
+    A value of the whole set, such as FID, has no `values`; its interval is a jackknife's.
+    """
 
     name: str
     value: float
@@ -50,10 +57,11 @@ class Score:
 
     def __repr__(self) -> str:
         name, value, between = self._cells()
-        return f"{name}: {value} ({between}), {len(self.values)} people"
+        people = f"{len(self.values)} people" if self.values else "the whole set"
+        return f"{name}: {value} ({between}), {people}"
 
     def _repr_html_(self) -> str:
-        return _html([(*self._cells(), str(len(self.values)))])
+        return _html([(*self._cells(), str(len(self.values) or "all"))])
 
 
 @dataclass(frozen=True)
@@ -61,26 +69,31 @@ class Rows:
     """One row per (identity, candidate): `columns` maps a name to values (I, K).
 
     Every averaging convention can be derived from them. Candidates are in the order of the attack's
-    guesses; `draws` (I, K) gives the draw number of each, where draws have an order.
+    guesses; `draws` (I, K) gives the draw number of each, where draws have an order. `summaries`
+    are scores of the whole set that no row has.
     """
 
     labels: Tensor
     columns: Mapping[str, Tensor]
     draws: Tensor | None = None
     key: str = ""
+    summaries: Mapping[str, Score] = field(default_factory=dict)
 
     def score(self, name: str) -> Score:
-        """Average over candidates, then over identities."""
+        """Average over candidates, then over identities; or return a summary."""
+        if name in self.summaries:
+            return self.summaries[name]
         return Score.of(name, self.columns[name].double().mean(1))
 
     def __repr__(self) -> str:
         candidates = next((values.shape[1] for values in self.columns.values()), 0)
-        names = ", ".join(self.columns) or "no columns"
+        names = ", ".join((*self.columns, *self.summaries)) or "no columns"
         return f"Rows: {len(self.labels)} people × {candidates} candidates: {names}"
 
     def _repr_html_(self) -> str:
         people = str(len(self.labels))
-        return _html([(*self.score(name)._cells(), people) for name in self.columns])
+        rows = [(*self.score(name)._cells(), people) for name in self.columns]
+        return _html([*rows, *((*each._cells(), "all") for each in self.summaries.values())])
 
 
 def _html(rows: Sequence[tuple[str, ...]]) -> str:
@@ -104,6 +117,7 @@ class Evidence:
         embedder: a network that distinguishes people and was trained on others than the private.
         embeds: whether the latents of the reconstructions are embeddings of the embedder.
         verifiers: one per evaluator, as `enrol` returns them; computed if needed and not given.
+        draws: two sets of prior-only draws, as many images as reconstructions.
     """
 
     reconstructions: Reconstructions
@@ -114,6 +128,7 @@ class Evidence:
     embedder: Target | None = None
     embeds: bool = False
     verifiers: Sequence[Verifier] = ()
+    draws: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def enrolled(self) -> list[Verifier]:
@@ -141,19 +156,60 @@ class Evidence:
         return [outputs(each, self.images) for each in self.evaluators if each.classes]
 
     @cached_property
-    def originals(self) -> Tensor:
-        """The true image of each of `images`, in the same order."""
-        return self.per_candidate(self.true_images)
+    def private(self) -> Images:
+        """The private training images of the attacked people; everyone must have some."""
+        images, people = self.split.train, self.reconstructions.labels
+        own = images.at(torch.isin(images.labels, people).nonzero().flatten())
+        if missing := sorted(set(people.tolist()) - set(own.labels.tolist())):
+            raise DataError(
+                f"expected private training images of everyone attacked, got none of "
+                f"{images.names[missing[0]]!r}: add images, or attack others"
+            )
+        return own
+
+    @cached_property
+    def private_features(self) -> Tensor:
+        """The first evaluator's features of `private` (N, F)."""
+        return finite(outputs(self.first_evaluator, self.private)[1], "private images")
+
+    @cached_property
+    def features(self) -> Tensor:
+        """The first evaluator's features of `images` (I · K, F)."""
+        _ = self.first_evaluator
+        return finite(self.evaluator_outputs[0][1], "reconstructions")
 
     @property
-    def true_images(self) -> Tensor:
-        """The victims' images (I, P, C, H, W); an error if there are none."""
-        if self.victims is None:
+    def first_evaluator(self) -> Target:
+        """The classifier whose features images are compared in."""
+        if not self.evaluators or not self.evaluators[0].classes:
             raise ConfigError(
-                "no true images to compare with: only attacks on features reconstruct given "
-                "images. Remove this metric."
+                "expected a classifier as the first evaluator, whose features images are compared "
+                "in, got none. Add one."
             )
-        return self.victims
+        return self.evaluators[0]
+
+    def by_person(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each attacked person's place, and masks of their `images` and `private` images."""
+        for place, label in enumerate(self.reconstructions.labels.tolist()):
+            mine = torch.zeros(self.reconstructions.images.shape[:2], dtype=torch.bool)
+            mine[place] = True
+            yield place, mine.flatten(), self.private.labels == label
+
+    @cached_property
+    def originals(self) -> Tensor:
+        """The true image of each of `images`, in the same order.
+
+        In an audit of a model, the person's private training image with the least mean square
+        difference: no reconstruction is of one image.
+        """
+        if self.victims is not None:
+            return self.per_candidate(self.victims)
+        ours, result = match_shape(self.images, self.private.shape), []
+        for _, mine, own in self.by_person():
+            private = self.private.floats(own)
+            error = torch.stack([(private - each).square().mean((1, 2, 3)) for each in ours[mine]])
+            result.append(private[error.argmin(1)])
+        return torch.cat(result)
 
     def per_candidate(self, values: Tensor) -> Tensor:
         """Repeat a value of each true image (I, P, ...) for its candidates, flat as `images`."""
@@ -174,20 +230,44 @@ class Evidence:
         """Reshape one value per image to (I, K)."""
         return flat.unflatten(0, self.reconstructions.images.shape[:2])
 
+    def per_person(self, values: Tensor) -> Tensor:
+        """Repeat one value per person (I,) for all candidates, (I, K)."""
+        return values[:, None].expand(*self.reconstructions.images.shape[:2])
+
 
 class Metric(Method):
     """A frozen set of parameters that measures columns of rows.
 
     `surfaces` says in which audits the metric can be measured: "model", "features", or both.
-    `needs` names the networks it uses besides evaluators: "embedder".
+    `uses_draws` says whether it compares with draws of the prior.
     """
 
     surfaces: ClassVar[frozenset[str]] = frozenset({"model", "features"})
-    needs: ClassVar[frozenset[Asset]] = frozenset()
+    uses_draws: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[Asset]:
+        """Networks it uses besides evaluators: "embedder"."""
+        return frozenset()
+
+    def problems(self, candidates: int) -> list[str]:
+        """List what keeps it from being measured with so many candidates per person."""
+        return []
+
+    def check_files(self) -> None:
+        """Raise unless the files it reads can be used; called before anything is computed."""
+        return
 
     @abstractmethod
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        """Measure named values (I, K), one per identity and candidate."""
+        """Measure named values (I, K), one per identity and candidate.
+
+        A value of each person is repeated for all candidates.
+        """
+
+    def summaries(self, evidence: Evidence) -> dict[str, Score]:
+        """Measure values of the whole set, which no row has."""
+        return {}
 
 
 metrics = Registry("metric", "frostglass.metrics", contract=Metric)
@@ -206,17 +286,14 @@ def outputs(classifier: Target, images: Tensor | Images) -> tuple[Tensor, Tensor
     return torch.cat(logits), torch.cat(features)
 
 
-def nearest(queries: Tensor, references: Tensor) -> Tensor:
-    """Return the Euclidean distance from each query to its nearest reference.
-
-    Matrix products find the nearest but are inaccurate near zero, so its distance is recomputed.
-    """
-    return torch.cat(
-        [
-            (part - references[torch.cdist(part, references).argmin(1)]).norm(dim=1)
-            for part in queries.split(1024)
-        ]
-    )
+def finite(features: Tensor, what: str) -> Tensor:
+    """Return features as they are; raise if a row holds NaN or infinity."""
+    if broken := int((~features.isfinite()).any(1).sum()):
+        raise RunError(
+            f"expected finite features, got NaN or infinity for {broken} of {len(features)} "
+            f"{what}: check the weights and the input range of the evaluator"
+        )
+    return features
 
 
 def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
@@ -224,7 +301,13 @@ def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
 
     A metric that is silently skipped would make a defense look better than it is.
     """
+    if not evidence.reconstructions.images.shape[:2].numel():
+        raise RunError(
+            f"expected reconstructions of each person, got images of shape "
+            f"{tuple(evidence.reconstructions.images.shape)}: there is nothing to measure"
+        )
     columns: dict[str, Tensor] = {}
+    summaries: dict[str, Score] = {}
     for metric in chosen:
         for name, values in metric.columns(evidence).items():
             if broken := int((~values.isfinite()).sum()):
@@ -232,5 +315,9 @@ def measure(chosen: Sequence[Metric], evidence: Evidence) -> Rows:
                     f"metric {metric.name}: {name} is not finite for {broken} reconstructions"
                 )
             columns[name] = values.float()
-    reconstructions = evidence.reconstructions
-    return Rows(labels=reconstructions.labels, columns=columns, draws=reconstructions.draws)
+        for name, score in metric.summaries(evidence).items():
+            if not all(map(math.isfinite, (score.value, score.low, score.high))):
+                raise RunError(f"metric {metric.name}: {name} is not finite")
+            summaries[name] = score
+    labels, draws = evidence.reconstructions.labels, evidence.reconstructions.draws
+    return Rows(labels=labels, columns=columns, draws=draws, summaries=summaries)

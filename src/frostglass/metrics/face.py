@@ -40,7 +40,10 @@ class Face(Metric):
     """
 
     title: ClassVar[str] = "Face similarity"
-    needs: ClassVar[frozenset[Asset]] = frozenset({"embedder"})
+
+    @property
+    def needs(self) -> frozenset[Asset]:
+        return frozenset({"embedder"})
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         embedder = evidence.embedder

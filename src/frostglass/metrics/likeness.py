@@ -7,6 +7,7 @@ from torch import Tensor
 
 from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters
+from frostglass.core.types import match_shape
 from frostglass.metrics.base import Evidence, Metric, metrics
 
 WINDOW = 11  # pixels a side of SSIM's Gaussian window (sigma 1.5)
@@ -20,6 +21,8 @@ class Likeness(Metric):
     """How similar is the reconstruction to the true image?
 
     Columns `ssim`, `psnr` (dB), `fsim` and `mse` of each 8-bit reconstruction and its true image.
+    In an audit of a model no reconstruction is of one image: each is compared with the person's
+    private training image of the least MSE, and a person with more images is then closer.
 
     SSIM is the mean over channels and over all positions where its window (11×11, Gaussian, sigma
     1.5) lies inside the image. PSNR = -10 log₁₀ MSE over all channels, at most 100 dB, which equal
@@ -43,10 +46,12 @@ class Likeness(Metric):
     """
 
     title: ClassVar[str] = "Image similarity"
-    surfaces: ClassVar[frozenset[str]] = frozenset({"features"})
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        pairs = zip(evidence.images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
+        images = evidence.images
+        if evidence.victims is None:  # a prior may generate images of another size
+            images = match_shape(images, evidence.private.shape).clamp(0, 1)
+        pairs = zip(images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
         parts = [likeness(images, originals) for images, originals in pairs]
         return {
             name: evidence.table(torch.cat([part[name] for part in parts])) for name in parts[0]

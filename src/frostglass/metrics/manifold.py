@@ -7,7 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.core.parameters import parameters
-from frostglass.metrics.base import Evidence, Metric, metrics, nearest, outputs
+from frostglass.metrics._neighbours import nearest
+from frostglass.metrics.base import Evidence, Metric, metrics, outputs
 
 
 @metrics.register

@@ -96,7 +96,7 @@ class AuditFacts(BaseModel):
     """One audit: `case` is the config's name for it, `partial` lists people without a full search.
 
     `access` is what the attack was granted, `steps` the mean number of steps of its searches,
-    `worst` the most exposed people.
+    `worst` the most exposed people. `summaries` are scores of the whole set, without rows.
     """
 
     label: str
@@ -112,6 +112,8 @@ class AuditFacts(BaseModel):
     evaluators: list[EvaluatorFacts] = Field(min_length=1)
     scores: dict[str, Measured]
     prior_only: dict[str, Measured]
+    summaries: dict[str, Measured] = Field(default_factory=dict)
+    prior_only_summaries: dict[str, Measured] = Field(default_factory=dict)
     conventions: dict[str, dict[str, FiniteFloat]]
     controls: Controls
     worst: list[Exposed]
@@ -275,6 +277,12 @@ def _check_scores(path: Path, facts: RunFacts) -> None:
         more = counted != {*verified, *facts.top1}
         if more or [each.kind for each in audit.evaluators] != expected:
             raise DataError(f"{path}: audit {audit.label!r} has other evaluators: run again")
+        if audit.summaries.keys() != audit.prior_only_summaries.keys() or (
+            audit.scores.keys() != audit.prior_only.keys()
+        ):
+            raise DataError(
+                f"{path}: audit {audit.label!r} and its baseline have other scores: run again"
+            )
         both = (*audit.scores.items(), *audit.prior_only.items())
         if odd := [n for n, score in both if n.startswith(BOUNDED) and score.extreme > LARGEST]:
             raise DataError(

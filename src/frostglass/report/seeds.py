@@ -13,7 +13,10 @@ from torch import Tensor
 from frostglass.attacks.base import Surface
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.metrics._stats import interval_over_seeds
+from frostglass.metrics._tradeoff import drop_ratio
+from frostglass.metrics.base import SHARES
 from frostglass.report.load import AuditRows, Run
+from frostglass.report.measures import further_names
 
 CAPTION = (
     "Mean over people and seeds, with the 95 % interval over both; accuracy with its range over "
@@ -79,7 +82,11 @@ def seed_rows(runs: Sequence[Run]) -> list[SeedRow]:
             groups.setdefault(key, []).append(audit)
     titles = [label for _, label in groups]
     return [
-        _row(label if titles.count(label) == 1 else f"{_name(settings)}: {label}", audits)
+        _row(
+            label if titles.count(label) == 1 else f"{_name(settings)}: {label}",
+            audits,
+            [other for (own, _), others in groups.items() if own == settings for other in others],
+        )
         for (settings, label), audits in groups.items()
     ]
 
@@ -99,7 +106,7 @@ def _audits(run: Run) -> Iterator[tuple[tuple[str, str], _Audit]]:
         yield (json.dumps(settings, sort_keys=True), label), _Audit(facts, rows)
 
 
-def _row(label: str, audits: Sequence[_Audit]) -> SeedRow:
+def _row(label: str, audits: Sequence[_Audit], others: Sequence[_Audit]) -> SeedRow:
     audits = sorted(audits, key=lambda audit: audit.facts["seed"])
     seeds = tuple(audit.facts["seed"] for audit in audits)
     if len(set(seeds)) < len(seeds):
@@ -109,6 +116,9 @@ def _row(label: str, audits: Sequence[_Audit]) -> SeedRow:
         raise DataError(f"the seeds of audit {label!r} attack different people: run them again")
     surface = audits[0].facts["surface"]
     shares = (_model_shares if surface == "model" else _feature_shares)(audits)
+    shares |= _further(audits, surface)
+    if surface == "model":
+        shares |= _gain(audits, others)
     return SeedRow(surface, label, seeds, len(audits[0].rows.names), shares, _notes(audits))
 
 
@@ -139,6 +149,44 @@ def _feature_shares(audits: Sequence[_Audit]) -> dict[str, Share]:
         **_top1(audits),
         "verified, prior only": _baseline(audits, deciding),
     }
+
+
+def _further(audits: Sequence[_Audit], surface: str) -> dict[str, Share]:
+    """Return what configs asked for besides; of a value of the whole set, the range over seeds."""
+    columns = further_names(audits[0].rows.columns, surface)
+    shares = {name: _share(audits, [name] * len(audits)) for name in columns}
+    for name in audits[0].facts.get("summaries", {}):
+        if all(name in audit.facts.get("summaries", {}) for audit in audits):
+            shares[name] = _range([audit.facts["summaries"][name]["value"] for audit in audits])
+    forms = {name: ".1%" if name.startswith(SHARES) else ".3g" for name in shares}
+    return {name: replace(share, form=forms[name]) for name, share in shares.items()}
+
+
+def _gain(audits: Sequence[_Audit], others: Sequence[_Audit]) -> dict[str, Share]:
+    """Return ΔAttAcc / ΔAcc against the same attack on the undefended models of the same seeds."""
+    pairs = []
+    for audit in (audit for audit in audits if audit.facts.get("defenses")):
+        same = (
+            other
+            for other in others
+            if not other.facts.get("defenses")
+            and not other.facts["training"]["recipe"].get("weights")
+            and other.rows.names == audit.rows.names
+            and all(other.facts[key] == audit.facts[key] for key in ("attack", "seed", "case"))
+        )
+        if plain := next(same, None):
+            pairs.append((plain, audit))
+    if len(pairs) < len(audits):
+        return {}
+    plain, own = (
+        torch.stack([each.values("top1_1") for each in side]) for side in zip(*pairs, strict=True)
+    )
+    before, after = (
+        sum(each.facts["target"]["accuracy"]["test"] for each in side) / len(side)
+        for side in zip(*pairs, strict=True)
+    )
+    ratio = drop_ratio(plain, own, before, after)
+    return {} if ratio is None else {"Δ top-1 / Δ accuracy": Share(*ratio, form=".2f")}
 
 
 def _deciding(audits: Sequence[_Audit]) -> list[str]:

@@ -81,6 +81,8 @@ def plain(value: Any, where: str, products: bool) -> Any:
         fields |= value.model_extra or {}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        unkeyed = getattr(type(value), "unkeyed", {})  # only methods have it
+        fields = {n: item for n, item in fields.items() if n not in unkeyed or item != unkeyed[n]}
     else:
         raise StoreError(
             f"{where} is a {type(value).__qualname__}, which is neither plain nor a product with "

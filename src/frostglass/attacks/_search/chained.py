@@ -144,12 +144,18 @@ class ChainedAttack(WrappedAttack):
                 column = column[:, None].expand(-1, self.base_attack.reads)
             return column.unflatten(0, (-1, self.searches)).flatten(1)
 
+        def traced(trace: Tensor) -> Tensor:
+            each = trace[:, None].expand(-1, self.base_attack.reads, -1, -1)
+            return each.unflatten(0, (-1, self.searches)).flatten(1, 2)
+
         scores = [per_read(result.score) for result in results if result.score is not None]
+        traces = [traced(result.trace) for result in results if result.trace is not None]
         return SearchResult(
             torch.cat([states(result.state) for result in results], dim=1),
             torch.cat([per_read(result.steps) for result in results], dim=1),
             torch.cat([per_read(result.finished) for result in results], dim=1),
             torch.cat(scores, dim=1) if scores else None,
+            torch.cat(traces, dim=1) if traces else None,
         )
 
     def _best_of_rounds_first(self, order: Tensor, score: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The base of all attacks that follow the target's gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -75,6 +75,8 @@ class Descent(ModelAttack):
         straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid
             of a defense's head, else every tanh layer) as if they were not there; changes nothing
             where there is none, or where tanh is called as a function.
+        trace: record loss, gradient norm and confidence of each kept candidate before each step, in
+            `Reconstructions.trace`; changes nothing else.
     """
 
     loss: LossName = "ce"
@@ -90,7 +92,9 @@ class Descent(ModelAttack):
     patience: Count = 0
     flat: Share = 0.01
     straight_through: bool = False
+    trace: bool = False
 
+    unkeyed: ClassVar[Mapping[str, Any]] = {"trace": False}
     variants: ClassVar[Variants] = ADAPTIVE
 
     @property
@@ -176,6 +180,7 @@ class Descent(ModelAttack):
             project,
             self.betas,
             self.ramp,
+            self.trace,
         )
 
     def ramp(self, step: int, steps: int) -> float:

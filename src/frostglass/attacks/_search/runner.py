@@ -297,7 +297,7 @@ def _shard(
     most = len(padded_rows(attack.rows, attack.batch_multiple))
     searches = math.ceil(len(each) / most)  # of about one size
     together = len(padded_rows(math.ceil(len(each) / searches), attack.batch_multiple))
-    parts = []
+    parts, traces = [], []
     for state, y, draw in zip(
         start.flatten(0, 1).split(together),
         each.split(together),
@@ -316,6 +316,7 @@ def _shard(
         steps = _per_read(result.steps, score)
         latents = latents[..., : recipe.latent_size]
         parts.append((score, latents, images, confidence, steps, finished))
+        traces += result.traces(score.shape[1])
     columns = [
         torch.cat(column).unflatten(0, (people, rows)).flatten(1, 2)
         for column in zip(*parts, strict=True)
@@ -329,6 +330,8 @@ def _shard(
         "steps": steps,
         "broken": ~finished,
     }
+    if traces:
+        kept["trace"] = torch.cat(traces).unflatten(0, (people, rows)).flatten(1, 2)
     kept = {name: in_order(order, column) for name, column in kept.items()}
     kept |= {"draws": order, "partial": kept["broken"].all(1)}
     return {"labels": labels, **{name: column.cpu() for name, column in kept.items()}}

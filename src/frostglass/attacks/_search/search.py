@@ -29,13 +29,26 @@ class SearchResult:
 
     `state` (N, ...) is where each row ended after `steps` (N,) steps. `finished` (N,) is False for
     a row whose loss was not finite or that had no start. `score` (N,) ranks candidates; None ranks
-    them by the target's margin. If D images are read from a row, all three may be (N, D).
+    them by the target's margin. If D images are read from a row, all three may be (N, D). `trace`
+    (N, steps, 3) has loss, gradient norm and confidence before each step, if they were recorded;
+    NaN after a row stopped.
     """
 
     state: Tensor
     steps: Tensor
     finished: Tensor
     score: Tensor | None = None
+    trace: Tensor | None = None
+
+    def traces(self, reads: int) -> list[Tensor]:
+        """Return the trace of each of `reads` images of a row, (N, D, steps, 3), if recorded.
+
+        A trace is of each row, or of each read image already.
+        """
+        trace = self.trace
+        if trace is None:
+            return []
+        return [(trace[:, None].expand(-1, reads, -1, -1) if trace.ndim == 3 else trace).float()]
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,8 @@ class OptimizerSettings:
     `adam` has `betas`. `project(state, start)` constrains rows after each step. `ramp(step,
     steps)` scales the size of a step, numbered from 1. With `patience`, a row stops early once its
     confidence has stayed within `flat` for that many steps, checked every 10 steps. A row below
-    a confidence of 0.5 never stops early, because a confidence near 0 is flat too.
+    a confidence of 0.5 never stops early, because a confidence near 0 is flat too. With `trace`,
+    every step is recorded.
     """
 
     steps: int
@@ -58,6 +72,7 @@ class OptimizerSettings:
     project: Callable[[Tensor, Tensor], Tensor] = lambda state, start: state
     betas: Betas = (0.9, 0.999)
     ramp: Callable[[int, int], float] = lambda step, steps: 1.0
+    trace: bool = False
 
     def build(self, state: Tensor) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
@@ -82,9 +97,9 @@ def descend(
     the batch. Rows with a non-finite loss do too, with their state at the last check. Batches are
     padded to a multiple of `batch_multiple`; padding is not counted as queries.
     """
-    result = SearchResult(
-        start.clone(), torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool)
-    )
+    trace = start.new_full((len(start), settings.steps, 3), torch.nan) if settings.trace else None
+    finished = torch.ones_like(labels, dtype=torch.bool)
+    result = SearchResult(start.clone(), torch.zeros_like(labels), finished, trace=trace)
     rows = torch.arange(len(start), device=start.device)  # those still searched
     state, optimizer = _begin(start, settings, padded_rows(len(start), batch_multiple))
     row_rng = rng.at(rows.tolist(), batch_multiple)
@@ -101,6 +116,9 @@ def descend(
         with torch.no_grad():
             state.copy_(settings.project(state, start[padded]))
         confidence = confidence.detach()[:real].float()
+        if trace is not None:
+            norm = state.grad[:real].flatten(1).norm(dim=1)
+            trace[rows, step - 1] = torch.stack([loss.detach()[:real], norm, confidence], 1)
         moved = ((confidence - level[rows]).abs() > settings.flat) | (confidence < CONVINCED)
         level[rows] = torch.where(moved, confidence, level[rows])
         still[rows] = torch.where(moved, 0, still[rows] + 1)

@@ -222,10 +222,12 @@ class _Stages:
         by_trials = attack.stage == "confident"
         steps, finished = torch.zeros_like(labels), torch.ones_like(labels, dtype=torch.bool)
         kept, score = state, torch.zeros(len(state), dtype=torch.double, device=state.device)
+        traces = []
         for number in range(1 + len(attack.block_steps)):
             entrance = Entrance(self.network, number, attack.carry_rgb)
             result = self._stage(entrance, rows, labels, draws)
             steps = steps + torch.where(finished, result.steps, 0)
+            traces += [] if result.trace is None else [result.trace]
             finished, rows = finished & result.finished, result.state
             with torch.no_grad():
                 images = _padded(view, entrance.images, rows).clamp(0, 1)
@@ -241,7 +243,8 @@ class _Stages:
         if attack.trials and not by_trials:
             images = kept[:, entrance.parts[0] :].unflatten(1, self.prior.image_shape).contiguous()
             score = self._robustness(images, labels, draws)
-        return SearchResult(kept, steps, finished, score if attack.trials else None)
+        trace = torch.cat(traces, dim=1) if traces else None
+        return SearchResult(kept, steps, finished, score if attack.trials else None, trace)
 
     def _stage(
         self, entrance: Entrance, rows: Tensor, labels: Tensor, draws: Tensor

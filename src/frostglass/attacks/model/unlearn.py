@@ -128,10 +128,12 @@ class Unlearn(ChainedAttack):
             self._forget(copy, found, labels[:1])
             with frozen(copy.view.module):
                 results.append(copy.recipe.search(state, labels, draws))
+        traces = [result.trace for result in results if result.trace is not None]
         return SearchResult(  # without scores, which would be those of different copies
             torch.cat([result.state for result in results]),
             torch.cat([result.steps for result in results]),
             torch.cat([result.finished for result in results]),
+            trace=torch.cat(traces) if traces else None,
         )
 
     def _forget(self, copy: _Copy, found: Tensor, label: Tensor) -> None:

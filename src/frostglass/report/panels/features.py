@@ -7,6 +7,7 @@ from frostglass.report import parts
 from frostglass.report.entry import Entry, strongest
 from frostglass.report.load import Utility
 from frostglass.report.panels import common
+from frostglass.report.panels.measures import measures_sections
 from frostglass.report.recognition import rate
 from frostglass.report.study import Study
 from frostglass.report.text import number, span
@@ -48,7 +49,7 @@ def features_panel(study: Study, image_bytes: int) -> parts.Panel:
     plot = common.tradeoff_parts(study)
     title = "What a protection gains, and what it costs"
     above = [_matrix(study), *([parts.Section("Trade-off", title, plot)] if plot else [])]
-    below = [_scores(study), _protections(study), _controls(study)]
+    below = [_scores(study), *measures_sections(study), _protections(study), _controls(study)]
     notes = [*_definitions(study), *feature_notes(study)]
     return common.panel(study, image_bytes, notes, above, below)
 

@@ -19,6 +19,7 @@ from frostglass.report.charts import scale, shape, track
 from frostglass.report.entry import Entry
 from frostglass.report.panels import common
 from frostglass.report.panels.matrix import has_matrix, matrix_section
+from frostglass.report.panels.measures import measures_sections
 from frostglass.report.recipes import (
     TrainingRow,
     training_caption,
@@ -45,7 +46,7 @@ Check = tuple[str, str, list[parts.Cell]]  # name, meaning, and a cell for each 
 
 def model_panel(study: Study, image_bytes: int) -> parts.Panel:
     above = [matrix_section(study)] if has_matrix(study) else []
-    below = [_scores(study), _training(study), _controls(study)]
+    below = [_scores(study), *measures_sections(study), _training(study), _controls(study)]
     notes = [*_definitions(study), *training_notes(study)]
     return common.panel(study, image_bytes, notes, above, below)
 
