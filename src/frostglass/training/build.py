@@ -70,8 +70,8 @@ def rebuild_network(recipe: Mapping[str, Any]) -> nn.Module:
 def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
     """Refuse settings that no network can satisfy.
 
-    These are defenses of identities for attributes, and a training that ends before the defenses
-    reach full strength.
+    These are defenses of identities for attributes, faster arithmetic for defenses that need the
+    gradient of each image, and a training that ends before the defenses reach full strength.
     """
     if config.attributes and (
         unfit := [defense.name for defense in defenses if not defense.takes_attributes]
@@ -79,6 +79,12 @@ def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
         raise ConfigError(
             f"{', '.join(unfit)} defends a classifier of people, and target.attributes asks for "
             "one of attributes: leave one of the two out"
+        )
+    separate = [defense.name for defense in defenses if defense.separates_samples()]
+    if separate and (config.precision != "32" or config.compile):
+        raise ConfigError(
+            f"{', '.join(separate)} needs the gradient of each image, in full precision and not "
+            "compiled: leave target.precision and target.compile out"
         )
     last = TrainingProgress(config.epochs - 1, config.epochs)
     weak = [defense.name for defense in defenses if not defense.at_full_strength(last)]

@@ -71,14 +71,17 @@ def train_target(
     check_training(config, target, defenses, size)
     history: History = []
     chosen: int | None = None
+    numerics: dict[str, Any] = {}
     if config.weights:
         target = _given(config, target, split, device)
     else:
         trainer = Trainer(config, target, split, defenses, perceptual, seed=seed, device=device)
         history, chosen = _fit(trainer, split.validation, work or Work.scratch())
+        trainer.finish()
+        numerics = {"numerics": trainer.numerics}
     target.module.eval()
     info = _info(config, target, split, defenses, seed)
-    info |= {"history": history, "selected_epoch": chosen}
+    info |= {"history": history, "selected_epoch": chosen, **numerics}
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
