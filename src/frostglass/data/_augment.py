@@ -40,8 +40,10 @@ class Changes:
 
     def rows(self, part: slice) -> "Changes":
         """Return the changes of some of the images."""
-        own = {name: value[part] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **own)
+        drawn: dict[str, Any] = {
+            name: value[part] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **drawn)
 
     def apply(self, images: Tensor) -> Tensor:
         """Return changed copies of images in [0, 1], (N, C, H, W), on the CPU.

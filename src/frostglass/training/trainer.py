@@ -114,6 +114,7 @@ class Trainer:
 
     def finish(self) -> None:
         """Store the network's weights as those of any other network."""
+        self.target.module.zero_grad(set_to_none=True)  # gradients have the layout of training
         lay_out(self.target.module, torch.contiguous_format)
 
     def tensors(self) -> dict[str, Tensor]:
