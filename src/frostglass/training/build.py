@@ -95,6 +95,21 @@ def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
         )
 
 
+def check_devices(devices: int, config: Training, defenses: Sequence[Defense]) -> None:
+    """Refuse a training that cannot be shared by so many processes."""
+    separate = [defense.name for defense in defenses if defense.separates_samples()]
+    if devices > 1 and separate:
+        raise ConfigError(
+            f"{', '.join(separate)} needs the gradient of each image in one process, got "
+            f"{devices} devices: use 1"
+        )
+    if config.batch < 2 * devices:
+        raise ConfigError(
+            f"a batch of {config.batch} images is too small for {devices} devices: raise "
+            f"target.batch to at least {2 * devices}, or use fewer devices"
+        )
+
+
 def check_training(
     config: Training, target: Target, defenses: Sequence[Defense], size: TrainingSize
 ) -> None:

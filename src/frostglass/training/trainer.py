@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from frostglass.core.ranks import ALONE, Ranks, joint_batch_norm
 from frostglass.core.types import Shape, Split, Target
 from frostglass.data._augment import Changes, draw_changes
 from frostglass.defenses import compose
@@ -52,8 +53,10 @@ class Trainer:
         *,
         seed: int,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ):
         self.config, self.target, self.defenses = config, target, defenses
+        self.ranks, device = ranks, ranks.device(device)
         images, self._seed = split.train, seed
         self._shown = TrainingImages.of(split, targets_for(target, images), defenses, seed=seed)
         module = target.module.to(device)
@@ -82,8 +85,9 @@ class Trainer:
 
     def _compiled(self, device: torch.device) -> nn.Module | None:
         """Return the compiled network; None if it cannot be compiled or layers of it are read."""
-        if any(self._taps):
-            log.warning("target.compile: training is not compiled: a defense reads its layers")
+        if any(self._taps) or self.ranks.size > 1:
+            reader = "a defense reads" if any(self._taps) else "several devices change"
+            log.warning("target.compile: training is not compiled: %s its layers", reader)
             return None
         return compiled(self.target.module, self.target.image_shape, device)
 
@@ -98,9 +102,11 @@ class Trainer:
         batches = self._batches(rng)
         record = EpochRecord(self.config.model, progress, sum(map(len, batches)))
         tasks = (partial(self._prepare, index, rng) for index in batches)
-        # Seeded for dropout and noise inside the network.
+        # Seeded for dropout and noise inside the network, which no two ranks draw alike.
+        rank = () if self.ranks.first else (self.ranks.rank,)
         with (
-            seeded(self._seed, "epoch", progress.epoch),
+            seeded(self._seed, "epoch", progress.epoch, *rank),
+            joint_batch_norm(self.ranks, self.target.module),
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
             for number, (index, images) in enumerate(zip(batches, prepared_batches, strict=True)):
@@ -146,9 +152,13 @@ class Trainer:
         return shown[torch.randperm(count, generator=rng)].tensor_split(batches)
 
     def _prepare(self, index: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the augmented images of a batch."""
-        changes = changes_of(self.config, len(index), self._shown.images.shape, rng)
-        batch = prepared(self._shown.images, index, changes, self._layout)
+        """Return the augmented images of this process's part of a batch.
+
+        All processes draw for the whole batch, as one does alone.
+        """
+        part = self.ranks.part(len(index))
+        changes = changes_of(self.config, len(index), self._shown.images.shape, rng).rows(part)
+        batch = prepared(self._shown.images, index[part], changes, self._layout)
         # Only from pinned memory does a copy to a GPU leave the network running.
         return batch.pin_memory() if device_of(self.target.module).type == "cuda" else batch
 
@@ -158,9 +168,13 @@ class Trainer:
         labels = self._accelerator.to_device(self._shown.labels[index])
         with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
             logits = self._module(images)
+        # Losses see the whole batch, that of all processes; the plain one reads no images.
+        count, everything = len(index), self.ranks.gathered
+        logits = everything(logits, count)
+        images = everything(images, count) if self.defenses else images
         inputs = as_seen(self.target.module, images) if self.defenses else images
         # In single precision: layers in mixed precision return half, which no loss expects.
-        tapped = {name: output.float() for name, output in tapped.items()}
+        tapped = {name: everything(output.float(), count) for name, output in tapped.items()}
         batch = Batch(images, labels, logits, tapped, progress, inputs, *self._whose(index))
         terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
         loss = sum(
@@ -168,6 +182,7 @@ class Trainer:
             start=torch.zeros((), device=logits.device),
         )
         self._accelerator.backward(loss)
+        self.ranks.average(self.target.module.parameters())
         known = logits.detach()
         more = {
             "logit_norm": known.norm(dim=1).mean(),
