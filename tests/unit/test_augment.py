@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tv
 
 from frostglass.data._augment import (
-    augment,
     brightened,
     contrasted,
     covered,
+    draw_changes,
     grey,
     hue_turned,
     resized_crop,
@@ -22,6 +22,10 @@ ON = {"flip": True, "shift": 2, "crop": 0.5, "jitter": (0.2, 0.2, 0.1, 0.1), "cu
 
 
 images = pytest.fixture(colour_images)
+
+
+def augment(images: Tensor, generator: torch.Generator, **settings) -> Tensor:
+    return draw_changes(len(images), images.shape[1:], generator, **settings).apply(images)
 
 
 def one_by_one(function, images: Tensor, factors: Tensor) -> Tensor:

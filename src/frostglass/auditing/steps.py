@@ -344,7 +344,7 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 2, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 5, _train, save_target, _load_target, facts=_target_facts)
+TARGET = Step("target", 6, _train, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 4, _train_prior, _save_prior, _load_prior)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)

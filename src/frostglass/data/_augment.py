@@ -1,20 +1,81 @@
 """Random augmentation of images: mirrored, moved, cropped, recoloured, covered in part."""
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.core.types import Shape
+
 Jitter = tuple[float, float, float, float]
 
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey
 DRAWS = 9  # uniform numbers that `viewed` takes for each image
+SMALLEST = 1e-9  # least range of a pixel with a hue; the least of 8 bits is 1 / 255
 CROP_DRAWS = 5  # uniform numbers that `cropped` takes for each image
 
 
-def augment(
-    images: Tensor,
+@dataclass(frozen=True)
+class Changes:
+    """Random changes of N images: one row of draws for each image, None where disabled.
+
+    They are drawn apart from the images, so that images can be changed in parts, in another thread
+    or by several processes, with the same draws. `reach` and `side` are the greatest shift and the
+    side of the black squares in pixels.
+    """
+
+    mirrored: Tensor | None = None  # (N,)
+    place: Tensor | None = None  # (N, 2): top and left of the shifted image
+    crop: Tensor | None = None  # (N, 3): relative side, and x and y of the centre
+    brightness: Tensor | None = None  # (N,), as are the next three
+    contrast: Tensor | None = None
+    saturation: Tensor | None = None
+    hue: Tensor | None = None
+    covered: Tensor | None = None  # (N, 2): row and column of a square's centre
+    reach: int = 0
+    side: int = 0
+
+    def rows(self, part: slice) -> "Changes":
+        """Return the changes of some of the images."""
+        drawn: dict[str, Any] = {
+            name: value[part] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **drawn)
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Return changed copies of images in [0, 1], (N, C, H, W), on the CPU.
+
+        The order is fixed: flip, shift, crop, brightness, contrast, saturation, hue, cutout.
+        torchvision's ColorJitter shuffles its four.
+        """
+        if self.mirrored is not None:
+            images = images.clone()
+            images[self.mirrored] = images[self.mirrored].flip(3)
+        if self.place is not None:
+            images = shifted(images, self.place, self.reach)
+        if self.crop is not None:
+            side, *centre = self.crop.unbind(1)
+            images = resized_crop(images, side, torch.stack(centre))
+        if self.brightness is not None:
+            images = brightened(images, self.brightness.view(-1, 1, 1, 1))
+        if self.contrast is not None:
+            images = contrasted(images, self.contrast.view(-1, 1, 1, 1))
+        if self.saturation is not None:
+            images = saturated(images, self.saturation.view(-1, 1, 1, 1))
+        if self.hue is not None:
+            images = hue_turned(images, self.hue.view(-1, 1, 1))
+        if self.covered is not None:
+            row, column = self.covered.unbind(1)
+            images = covered(images, row, column, self.side)
+        return images
+
+
+def draw_changes(
+    count: int,
+    image_shape: Shape,
     rng: torch.Generator,
     *,
     flip: bool = False,
@@ -22,14 +83,15 @@ def augment(
     crop: float = 1.0,
     jitter: Jitter = (0.0, 0.0, 0.0, 0.0),
     cutout: float = 0.0,
-) -> Tensor:
-    """Augment each of some images in [0, 1], (N, C, H, W), on the CPU.
+) -> Changes:
+    """Draw the changes of `count` images of one shape.
 
-    Every image has its own draws; nothing is drawn for a disabled augmentation. The order is
-    fixed: flip, shift, crop, brightness, contrast, saturation, hue, cutout. torchvision's
-    ColorJitter shuffles its four.
+    Every image has its own draws; nothing is drawn for a disabled augmentation.
 
     Args:
+        count: number of images.
+        image_shape: channels, height and width.
+        rng: the random generator.
         flip: mirror half of the images.
         shift: move each by up to this many pixels either way, the border repeated.
         crop: least share of the area that a random resized crop keeps, at the image's aspect
@@ -39,30 +101,28 @@ def augment(
         cutout: side of a black square, as a share of the shorter side; it may lie partly outside
             the image; 0 disables it.
     """
-    count = len(images)
+    channels, height, width = image_shape
+    drawn: dict[str, Any] = {}
     if flip:
-        mirrored = torch.rand(count, 1, 1, 1, generator=rng) < 0.5
-        images = torch.where(mirrored, images.flip(3), images)
+        drawn["mirrored"] = torch.rand(count, generator=rng) < 0.5
     if shift:
-        top, left = torch.randint(2 * shift + 1, (2, count), generator=rng)
-        images = shifted(images, top, left, shift)
+        drawn["place"] = torch.randint(2 * shift + 1, (2, count), generator=rng).T
+        drawn["reach"] = shift
     if crop < 1:
         side = _uniform(crop, 1.0, (count,), rng).sqrt()
-        images = resized_crop(images, side, _uniform(-1.0, 1.0, (2, count), rng) * (1 - side))
-    colour = images.shape[1] == 3
-    factors = (brightened, contrasted, saturated)  # hue, the fourth, is no factor
-    for change, strength in zip(factors, jitter[:3], strict=True):
-        if strength and (colour or change is not saturated):
-            low, high = max(0.0, 1 - strength), 1 + strength
-            images = change(images, _uniform(low, high, (count, 1, 1, 1), rng))
-    if jitter[3] and colour:
-        images = hue_turned(images, _uniform(-jitter[3], jitter[3], (count, 1, 1), rng))
+        centre = _uniform(-1.0, 1.0, (2, count), rng) * (1 - side)
+        drawn["crop"] = torch.stack([side, *centre], 1)
+    strengths = zip(("brightness", "contrast", "saturation"), jitter[:3], strict=True)
+    for name, strength in strengths:
+        if strength and (channels == 3 or name != "saturation"):
+            drawn[name] = _uniform(max(0.0, 1 - strength), 1 + strength, (count,), rng)
+    if jitter[3] and channels == 3:
+        drawn["hue"] = _uniform(-jitter[3], jitter[3], (count,), rng)
     if cutout:
-        height, width = images.shape[2:]
         row = torch.randint(height, (count,), generator=rng)
-        column = torch.randint(width, (count,), generator=rng)
-        images = covered(images, row, column, round(cutout * min(height, width)))
-    return images
+        drawn["covered"] = torch.stack([row, torch.randint(width, (count,), generator=rng)], 1)
+        drawn["side"] = round(cutout * min(height, width))
+    return Changes(**drawn)
 
 
 def viewed(
@@ -149,15 +209,18 @@ def _sampled(images: Tensor, transform: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def shifted(images: Tensor, top: Tensor, left: Tensor, reach: int) -> Tensor:
-    """Cut each image at (top, left) out of itself with its border repeated `reach` times."""
+def shifted(images: Tensor, place: Tensor, reach: int) -> Tensor:
+    """Cut each image at its place (N, 2), top and left, out of a copy with `reach` more pixels.
+
+    Those repeat the border.
+    """
     height, width = images.shape[2:]
     padded = F.pad(images, (reach,) * 4, mode="replicate")
-    rows = (top[:, None] + torch.arange(height))[:, None, :, None]
-    columns = (left[:, None] + torch.arange(width))[:, None, None, :]
-    image = torch.arange(len(images))[:, None, None, None]
-    channel = torch.arange(images.shape[1])[None, :, None, None]
-    return padded[image, channel, rows, columns]
+    parts = zip(padded, place.tolist(), strict=True)
+    # Slices, because an index of pixels is several times slower.
+    return torch.stack(
+        [image[:, top : top + height, left : left + width] for image, (top, left) in parts]
+    )
 
 
 def resized_crop(images: Tensor, side: Tensor, centre: Tensor) -> Tensor:
@@ -207,16 +270,19 @@ def saturated(images: Tensor, factor: Tensor) -> Tensor:
 def hue_turned(images: Tensor, turn: Tensor) -> Tensor:
     """Rotate hues by `turn` of the colour circle; maximum and range of each pixel stay the same."""
     red, green, blue = images.unbind(1)
-    top, most = images.max(1)
-    spread = top - images.amin(1)
-    safe = torch.where(spread > 0, spread, 1.0)  # a grey pixel has no hue and stays as it is
-    sixths = torch.stack(
-        [(green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe], 1
+    top = torch.maximum(torch.maximum(red, green), blue)
+    spread = top - torch.minimum(torch.minimum(red, green), blue)
+    # In sixths of the circle, times the spread; a grey pixel has no hue and stays as it is.
+    hue = torch.where(
+        red == top,
+        green - blue,
+        torch.where(green == top, 2 * spread + blue - red, 4 * spread + red - green),
     )
-    hue = sixths.gather(1, most[:, None]) + 6 * turn[:, None]
+    hue = hue / spread.clamp_min(SMALLEST) + 6 * turn
     # A channel is at its minimum while its distance from its own hue is above 2 sixths, at its
     # maximum below 1, and on a slope in between.
-    place = (hue + hue.new_tensor([5.0, 3.0, 1.0])[:, None, None]) % 6
+    place = hue[:, None] + hue.new_tensor([5.0, 3.0, 1.0])[:, None, None]
+    place = place - 6 * (place / 6).floor()  # the remainder, several times faster than by `%`
     fall = torch.minimum(place, 4 - place).clamp(0, 1)
     return (top[:, None] - spread[:, None] * fall).clamp(0, 1)
 

@@ -1,6 +1,6 @@
 """Context managers that change networks and restore them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -53,3 +53,26 @@ def channels_last(*modules: nn.Module) -> Iterator[None]:
     finally:
         for tensor, data in before:
             tensor.data = data
+
+
+def takes_channels_last(trial: Callable[[], object], *modules: nn.Module) -> bool:
+    """Return whether a trial of networks works with channels-last weights.
+
+    Checked empirically: some models reshape by `Tensor.view`.
+    """
+    try:
+        with channels_last(*modules):
+            trial()
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        return False
+    return True
+
+
+def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
+    """Store a network's weights of four dimensions in a layout, from now on."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.ndim == 4:
+            # Copied, because `contiguous` keeps the strides of weights that fit both layouts.
+            tensor.data = torch.empty_like(tensor.data, memory_format=layout).copy_(tensor.data)

@@ -35,10 +35,17 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state that `optimizer_tensors` returned."""
+    """Restore the state that `optimizer_tensors` returned, in the memory layout of the weights.
+
+    An optimizer keeps its state in that layout, and the layout decides how a step is rounded.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for path, value in tensors.items():
         index, name = path.split("/", 1)
+        weight = weights[int(index)]
+        if value.shape == weight.shape:
+            value = torch.empty_like(weight, dtype=value.dtype).copy_(value)
         state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

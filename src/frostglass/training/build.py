@@ -70,8 +70,8 @@ def rebuild_network(recipe: Mapping[str, Any]) -> nn.Module:
 def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
     """Refuse settings that no network can satisfy.
 
-    These are defenses of identities for attributes, and a training that ends before the defenses
-    reach full strength.
+    These are defenses of identities for attributes, faster arithmetic for defenses that need the
+    gradient of each image, and a training that ends before the defenses reach full strength.
     """
     if config.attributes and (
         unfit := [defense.name for defense in defenses if not defense.takes_attributes]
@@ -80,12 +80,33 @@ def check_recipe(config: Training, defenses: Sequence[Defense]) -> None:
             f"{', '.join(unfit)} defends a classifier of people, and target.attributes asks for "
             "one of attributes: leave one of the two out"
         )
+    separate = [defense.name for defense in defenses if defense.separates_samples()]
+    if separate and (config.precision != "32" or config.compile):
+        raise ConfigError(
+            f"{', '.join(separate)} needs the gradient of each image, in full precision and not "
+            "compiled: leave target.precision and target.compile out"
+        )
     last = TrainingProgress(config.epochs - 1, config.epochs)
     weak = [defense.name for defense in defenses if not defense.at_full_strength(last)]
     if weak and not config.weights:
         raise ConfigError(
             f"no epoch of {config.epochs} is at full defense strength ({', '.join(weak)}): "
             "raise target.epochs, or let the defense begin earlier"
+        )
+
+
+def check_devices(devices: int, config: Training, defenses: Sequence[Defense]) -> None:
+    """Refuse a training that cannot be shared by so many processes."""
+    separate = [defense.name for defense in defenses if defense.separates_samples()]
+    if devices > 1 and separate:
+        raise ConfigError(
+            f"{', '.join(separate)} needs the gradient of each image in one process, got "
+            f"{devices} devices: use 1"
+        )
+    if config.batch < 2 * devices:
+        raise ConfigError(
+            f"a batch of {config.batch} images is too small for {devices} devices: raise "
+            f"target.batch to at least {2 * devices}, or use fewer devices"
         )
 
 

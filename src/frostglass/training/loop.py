@@ -1,5 +1,6 @@
 """The only classifier training: of targets and evaluators, undefended or with any defenses."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, ModelError, RunError
+from frostglass.core.ranks import Ranks, default_devices, together
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, TrainingProgress
@@ -18,7 +20,7 @@ from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import seed_for
 from frostglass.runtime.tensors import under_prefix, with_prefix
 from frostglass.store.files import Work
-from frostglass.training.build import check_recipe, check_training, untrained
+from frostglass.training.build import check_devices, check_recipe, check_training, untrained
 from frostglass.training.examine import examine
 from frostglass.training.settings import (
     FirstStage,
@@ -45,6 +47,7 @@ def train_target(
     seed: int = 0,
     work: Work | None = None,
     device: torch.device | None = None,
+    devices: int | None = None,
 ) -> Target:
     """Train a classifier on the private training images, or load `config.weights`.
 
@@ -53,10 +56,13 @@ def train_target(
     The epoch is selected by validation images only. A first stage that a defense or `config.start`
     asks for is trained too, unless its result is given as `start`. `perceptual` is a network whose
     layers compare images, for defenses that need one. A training interrupted in `work` resumes
-    after its last finished epoch, with the same result.
+    after its last finished epoch, with the same result. `devices` processes train together, each on
+    its part of every batch: as one does, but for rounding and for noise inside the network, so that
+    a training may be resumed with another number of them.
     """
-    device = device or default_device()
+    device, devices = device or default_device(), devices or default_devices()
     _check(config, split, defenses, start)
+    check_devices(devices, config, defenses)
     classes, shape, size = classes_of(config, split), split.train.shape, size_of(config, split)
     first = first_stage(config, defenses)
     if first:
@@ -65,20 +71,29 @@ def train_target(
         if start is None:
             own_seed = seed_for(seed, "stage")
             images = stage_split(split, first.data, seed=own_seed)
-            start = train_target(first.config, images, first.defenses, seed=own_seed, device=device)
+            start = train_target(
+                first.config, images, first.defenses, seed=own_seed, device=device, devices=devices
+            )
     source = start or config.starting_file
     target = untrained(config, classes, shape, defenses, seed=seed, start=source)
     check_training(config, target, defenses, size)
     history: History = []
     chosen: int | None = None
+    numerics: dict[str, Any] = {}
     if config.weights:
         target = _given(config, target, split, device)
     else:
-        trainer = Trainer(config, target, split, defenses, perceptual, seed=seed, device=device)
-        history, chosen = _fit(trainer, split.validation, work or Work.scratch())
+        start_from = copy.deepcopy(target)  # for other processes, which share its memory
+        task = (split, defenses, perceptual, seed, device)
+        together_with = 1 if device.type == "meta" else devices
+        with together(together_with, device, _train_along, config, start_from, *task) as ranks:
+            trainer = _trainer(ranks, config, target, *task)
+            history, chosen = _fit(trainer, split.validation, work or Work.scratch())
+        trainer.finish()
+        numerics = {"numerics": trainer.numerics}
     target.module.eval()
     info = _info(config, target, split, defenses, seed)
-    info |= {"history": history, "selected_epoch": chosen}
+    info |= {"history": history, "selected_epoch": chosen, **numerics}
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
@@ -122,11 +137,36 @@ def _check(
         )
 
 
+def _trainer(
+    ranks: Ranks,
+    config: Training,
+    target: Target,
+    split: Split,
+    defenses: Sequence[Defense],
+    perceptual: Target | None,
+    seed: int,
+    device: torch.device,
+) -> Trainer:
+    return Trainer(
+        config, target, split, defenses, perceptual, seed=seed, device=device, ranks=ranks
+    )
+
+
+def _train_along(ranks: Ranks, config: Training, target: Target, *task: Any) -> None:
+    """Train with the first process, which alone validates, selects and saves."""
+    trainer, done = _trainer(ranks, config, copy.deepcopy(target), *task), 0
+    if saved := ranks.broadcast(None):
+        trainer.restore(saved[0])
+        done = len(saved[1]["history"])
+    for epoch in range(done, config.epochs):
+        trainer.epoch(TrainingProgress(epoch, config.epochs))
+
+
 def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int]:
     """Train all epochs, load the selected weights, and return the history and their epoch."""
     config, module = trainer.config, trainer.target.module
     history, best, chosen = History(), dict[str, Tensor](), -1
-    if saved := work.load("training"):
+    if saved := trainer.ranks.broadcast(work.load("training")):
         tensors, values = saved
         history, chosen = values["history"], values["chosen"]
         trainer.restore(tensors)

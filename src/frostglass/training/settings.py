@@ -18,6 +18,7 @@ from frostglass.data._splits import public_people
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Stage, TrainingSize
 from frostglass.models.build import source
+from frostglass.training.accelerator import Precision
 
 PUBLIC = "public"
 STRANGERS, EVALUATORS = "strangers", "evaluators"  # further names of images to train on
@@ -50,6 +51,11 @@ class Training:
         crop: cut out a square of at least this share of the area.
         jitter: strengths of random brightness, contrast, saturation and hue.
         cutout: blank a square of this share of the side.
+        precision: "32", or "bf16" or "16" for mixed precision: weights stay in 32 bits, and the
+            layers that gain from it compute in 16. A machine without it trains in 32 bits, with a
+            warning.
+        compile: compile the network by `torch.compile`. A machine that cannot, or a defense that
+            reads layers, trains as it is, with a warning.
         keep: "best" keeps the epoch with the best validation accuracy (the later of equals),
             "last" the last.
         attributes: learn these attributes of the images, ["all"] for every one the data has,
@@ -82,6 +88,8 @@ class Training:
     crop: Annotated[float, Field(gt=0, le=1)] = 1.0
     jitter: tuple[Share, Share, Share, Annotated[float, Field(ge=0, le=0.5)]] = (0.0, 0.0, 0.0, 0.0)
     cutout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    precision: Precision = "32"
+    compile: bool = False
     keep: Literal["best", "last"] = "best"
     attributes: tuple[str, ...] = ()
     cut: str | None = None

@@ -1,19 +1,23 @@
 """One epoch of training, undefended or with any defenses."""
 
+import logging
 import math
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from frostglass.core.errors import RunError
-from frostglass.core.types import Split, Target
-from frostglass.data._augment import augment
+from frostglass.core.ranks import ALONE, Ranks, joint_batch_norm
+from frostglass.core.types import Shape, Split, Target
+from frostglass.data._augment import Changes, draw_changes
 from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen, lay_out, takes_channels_last
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
@@ -22,45 +26,21 @@ from frostglass.runtime.tensors import (
     under_prefix,
     with_prefix,
 )
+from frostglass.training.accelerator import accelerator_for, compiled, supported_precision
+from frostglass.training.batches import computed_ahead, prepared
 from frostglass.training.build import check_training
 from frostglass.training.images import TrainingImages
+from frostglass.training.record import BatchRecord, EpochRecord
 from frostglass.training.settings import Training, size_of, targets_for
 
-
-class Accelerator(Protocol):
-    """The part of Lightning Fabric that training uses."""
-
-    def setup(self, module: nn.Module, optimizer: Any, /) -> tuple[nn.Module, Any]: ...
-    def to_device(self, tensor: Tensor, /) -> Tensor: ...
-    def backward(self, loss: Tensor, /) -> None: ...
-
-
-class MetaAccelerator:
-    """Train on the meta device, which Fabric does not support, for dry runs."""
-
-    def setup(self, module: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-        return module, optimizer
-
-    def to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to("meta")
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-
-def accelerator_for(device: torch.device) -> Accelerator:
-    """Return Fabric on one device; the meta device has its own accelerator."""
-    if device.type == "meta":
-        return MetaAccelerator()
-    from lightning_fabric import Fabric  # takes seconds
-
-    return Fabric(accelerator=device.type, devices=1 if device.index is None else [device.index])
+log = logging.getLogger(__name__)
 
 
 class Trainer:
     """A training in progress: network, optimiser, defenses and their opponents on one device.
 
-    `epoch` trains the network in place. `tensors` and `restore` make it resumable.
+    `epoch` trains the network in place, in the memory layout that is faster; `finish` ends that.
+    `tensors` and `restore` make it resumable.
     """
 
     def __init__(
@@ -73,8 +53,10 @@ class Trainer:
         *,
         seed: int,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ):
         self.config, self.target, self.defenses = config, target, defenses
+        self.ranks, device = ranks, ranks.device(device)
         images, self._seed = split.train, seed
         self._shown = TrainingImages.of(split, targets_for(target, images), defenses, seed=seed)
         module = target.module.to(device)
@@ -84,16 +66,30 @@ class Trainer:
         trainable = _trainable(module)
         if trainable.keys() != before.keys():  # frozen layers may be what another defense needs
             check_training(config, target, defenses, size_of(config, split))
+        self._layout = fastest_layout(target)
+        lay_out(module, self._layout)
         rule = optimizer_of(config, list(trainable.values()))
         for defense in defenses:
             rule = defense.optimizer(module, rule, size_of(config, split))
-        self._accelerator = accelerator_for(device)
-        self._module, self._optimizer = self._accelerator.setup(module, rule)
         self._taps = [defense.taps(target) for defense in defenses]
+        self._precision = supported_precision(config.precision, device)
+        self._accelerator = accelerator_for(device, self._precision)
+        faster = self._compiled(device) if config.compile else None
+        self._module, self._optimizer = self._accelerator.setup(faster or module, rule)
         opponents = (
             each.opponent(target, split.public, perceptual, seed=seed) for each in defenses
         )
         self._opponents = [opponent for opponent in opponents if opponent]
+        self._threaded = device.type != "meta"  # a dry run sees only what its own thread does
+        self.numerics = {"precision": self._precision, "compiled": faster is not None}
+
+    def _compiled(self, device: torch.device) -> nn.Module | None:
+        """Return the compiled network; None if it cannot be compiled or layers of it are read."""
+        if any(self._taps) or self.ranks.size > 1:
+            reader = "a defense reads" if any(self._taps) else "several devices change"
+            log.warning("target.compile: training is not compiled: %s its layers", reader)
+            return None
+        return compiled(self.target.module, self.target.image_shape, device)
 
     def epoch(self, progress: TrainingProgress) -> dict[str, float]:
         """Train on all images once; return mean loss terms, logit norm and training accuracy."""
@@ -104,23 +100,34 @@ class Trainer:
             defense.modes(self.target)
         rng = generator_for(self._seed, "order", progress.epoch)
         batches = self._batches(rng)
-        total = sum(map(len, batches))
-        means: dict[str, float] = {}
-        with seeded(self._seed, "epoch", progress.epoch):  # dropout and noise inside the network
-            for number, index in enumerate(batches):
+        record = EpochRecord(self.config.model, progress, sum(map(len, batches)))
+        tasks = (partial(self._prepare, index, rng) for index in batches)
+        # Seeded for dropout and noise inside the network, which no two ranks draw alike.
+        rank = () if self.ranks.first else (self.ranks.rank,)
+        with (
+            seeded(self._seed, "epoch", progress.epoch, *rank),
+            joint_batch_norm(self.ranks, self.target.module),
+            closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
+        ):
+            for number, (index, images) in enumerate(zip(batches, prepared_batches, strict=True)):
                 for opponent in self._opponents:
                     opponent.turn(progress, number)
                 self._optimizer.zero_grad(set_to_none=True)
-                row = self._backward(index, rng, progress, number) if len(index) else {}
-                for name, value in row.items():
-                    means[name] = means.get(name, 0.0) + len(index) / total * value
+                if len(index):
+                    record.add(number, self._backward(index, images, progress))
                 self._optimizer.step()
-        return means
+        return record.means()
+
+    def finish(self) -> None:
+        """Store the network's weights as those of any other network."""
+        self.target.module.zero_grad(set_to_none=True)  # gradients have the layout of training
+        lay_out(self.target.module, torch.contiguous_format)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of network, optimiser and opponents for a checkpoint."""
         tensors = with_prefix("module", self.target.module.state_dict())
         tensors |= with_prefix("optimizer", optimizer_tensors(self._optimizer))
+        tensors |= with_prefix("accelerator", self._accelerator.tensors())
         for number, opponent in enumerate(self._opponents):
             tensors |= with_prefix(f"opponent{number}", opponent.tensors())
         return tensors
@@ -131,6 +138,7 @@ class Trainer:
             opponent.restore(under_prefix(f"opponent{number}", tensors))
         self.target.module.load_state_dict(under_prefix("module", tensors))
         restore_optimizer(self._optimizer, under_prefix("optimizer", tensors))
+        self._accelerator.restore(under_prefix("accelerator", tensors))
 
     def _batches(self, rng: torch.Generator) -> Sequence[Tensor]:
         """Return the image indices of each batch of an epoch."""
@@ -143,35 +151,44 @@ class Trainer:
         batches = max(1, min(math.ceil(count / self.config.batch), count // 2))
         return shown[torch.randperm(count, generator=rng)].tensor_split(batches)
 
-    def _backward(
-        self, index: Tensor, rng: torch.Generator, progress: TrainingProgress, number: int
-    ) -> dict[str, float]:
+    def _prepare(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        """Return the augmented images of this process's part of a batch.
+
+        All processes draw for the whole batch, as one does alone.
+        """
+        part = self.ranks.part(len(index))
+        changes = changes_of(self.config, len(index), self._shown.images.shape, rng).rows(part)
+        batch = prepared(self._shown.images, index[part], changes, self._layout)
+        # Only from pinned memory does a copy to a GPU leave the network running.
+        return batch.pin_memory() if device_of(self.target.module).type == "cuda" else batch
+
+    def _backward(self, index: Tensor, images: Tensor, progress: TrainingProgress) -> BatchRecord:
         """Compute the gradients of one batch; return its loss terms and other measurements."""
-        images = self._accelerator.to_device(
-            augmented(self.config, self._shown.images.floats(index), rng)
-        )
+        images = self._accelerator.to_device(images)
         labels = self._accelerator.to_device(self._shown.labels[index])
         with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
             logits = self._module(images)
-        inputs = as_seen(self.target.module, images)
+        # Losses see the whole batch, that of all processes; the plain one reads no images.
+        count, everything = len(index), self.ranks.gathered
+        logits = everything(logits, count)
+        images = everything(images, count) if self.defenses else images
+        inputs = as_seen(self.target.module, images) if self.defenses else images
+        # In single precision: layers in mixed precision return half, which no loss expects.
+        tapped = {name: everything(output.float(), count) for name, output in tapped.items()}
         batch = Batch(images, labels, logits, tapped, progress, inputs, *self._whose(index))
         terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
         loss = sum(
             (term.weight * term.value for term in terms.values()),
             start=torch.zeros((), device=logits.device),
         )
-        if not loss.isfinite():
-            values = ", ".join(f"{name} {term.value.item()}" for name, term in terms.items())
-            raise RunError(
-                f"{self.config.model}: the loss is not finite at epoch {progress.epoch}, batch "
-                f"{number} ({values}): lower the learning rate or the defense's strength; the "
-                "last finished epoch is kept and the same command resumes there"
-            )
         self._accelerator.backward(loss)
-        row = {name: term.weight * term.value.item() for name, term in terms.items()}
-        row["logit_norm"] = logits.detach().norm(dim=1).mean().item()
-        row["train_accuracy"] = correct(logits, labels).mean().item()
-        return row
+        self.ranks.average(self.target.module.parameters())
+        known = logits.detach()
+        more = {
+            "logit_norm": known.norm(dim=1).mean(),
+            "train_accuracy": correct(known, labels).mean(),
+        }
+        return BatchRecord(len(index), loss, terms, more)
 
     def _whose(self, index: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Return which images a defense added, and whom each shows, if one adds images."""
@@ -188,10 +205,11 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
     return ((logits > 0) == (labels > 0)).float().mean(1)
 
 
-def augmented(config: Training, images: Tensor, rng: torch.Generator) -> Tensor:
-    """Return randomly augmented copies of images."""
-    return augment(
-        images,
+def changes_of(config: Training, count: int, image_shape: Shape, rng: torch.Generator) -> Changes:
+    """Draw the augmentation of a batch of images."""
+    return draw_changes(
+        count,
+        image_shape,
         rng,
         flip=config.flip,
         shift=config.shift,
@@ -199,6 +217,20 @@ def augmented(config: Training, images: Tensor, rng: torch.Generator) -> Tensor:
         jitter=config.jitter,
         cutout=config.cutout,
     )
+
+
+def fastest_layout(target: Target) -> torch.memory_format:
+    """Return the memory layout to train in: channels last, if the network takes such images."""
+    module = target.module
+    images = torch.rand(2, *target.image_shape, generator=generator_for(0, "trial"))
+    images = images.to(device_of(module)).contiguous(memory_format=torch.channels_last)
+
+    def trial() -> None:
+        with frozen(module), torch.no_grad():
+            module.train()(images)
+
+    last = takes_channels_last(trial, module)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:

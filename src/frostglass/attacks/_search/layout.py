@@ -7,7 +7,7 @@ from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last
+from frostglass.runtime.freezing import takes_channels_last
 from frostglass.runtime.seeding import generator_for
 
 # Tolerance between a network and its folded copy, relative to the largest output: more than the
@@ -16,19 +16,13 @@ ROUNDING = 1e-4
 
 
 def any_layout(view: ModelView, prior: Prior) -> list[nn.Module]:
-    """Return all networks, or none if one of them fails on images with channels last.
-
-    Checked empirically: some models reshape by `Tensor.view`.
-    """
+    """Return all networks, or none if one of them fails on images with channels last."""
     networks = [view.module, *prior.modules]
-    try:
-        with channels_last(*networks):
-            _outputs(view, prior, torch.channels_last)
-    except RuntimeError as error:
-        if "view size is not compatible" not in str(error):
-            raise
-        return []
-    return networks
+
+    def trial() -> list[Tensor]:
+        return _outputs(view, prior, torch.channels_last)
+
+    return networks if takes_channels_last(trial, *networks) else []
 
 
 def unchanged_when_folded(view: ModelView, prior: Prior) -> list[nn.Module]:

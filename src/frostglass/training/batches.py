@@ -1,0 +1,63 @@
+"""The batches of an epoch: read and augmented in the background, ahead of the network."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from frostglass.core.types import Images
+from frostglass.data._augment import Changes
+
+T = TypeVar("T")
+AHEAD = 2  # batches that are prepared while the network trains on another
+CACHED = 2**17  # numbers that are augmented together: small enough for a CPU's cache
+
+
+def prepared(
+    images: Images, index: Tensor, changes: Changes, layout: torch.memory_format
+) -> Tensor:
+    """Return the images at `index`, changed by a row of `changes` each, in a memory layout.
+
+    A few images at a time: the temporary tensors of a whole batch are allocated anew each time, and
+    filling their pages takes longer than the augmentation itself.
+    """
+    device, shape = images.pixels.device, (len(index), *images.shape)
+    batch = torch.empty(shape, memory_format=layout, device=device)
+    step = max(1, CACHED // batch[0].numel())
+    for first in range(0, len(index), step):
+        part = slice(first, first + step)
+        batch[part] = changes.rows(part).apply(images.floats(index[part]))
+    return batch
+
+
+def computed_ahead(
+    tasks: Iterable[Callable[[], T]], *, thread: bool = True
+) -> Generator[T, None, None]:
+    """Yield the results of tasks in order, computed up to `AHEAD` before they are asked for.
+
+    One other thread does them in order, so random draws of the tasks do not depend on timing.
+    Without `thread` they are as far ahead in this one, for dry runs.
+    """
+    with ExitStack() as stack:
+        submit: Callable[[Callable[[], T]], Future[T]] = _at_once
+        if thread:
+            pool = stack.enter_context(ThreadPoolExecutor(1, "batches"))
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            submit = pool.submit
+        waiting = deque[Future[T]]()
+        for task in tasks:
+            waiting.append(submit(task))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _at_once(task: Callable[[], T]) -> Future[T]:
+    future = Future[T]()
+    future.set_result(task())
+    return future
