@@ -21,7 +21,7 @@ from killing import tree
 pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-m", "frostglass"]
 # Eight shards that take a while, so that a node can be lost in the middle of the attack.
-LONG = TOY.replace("steps = 3\ncandidates = 2\nkeep = 2", "steps = 2000\ncandidates = 16\nkeep = 2")
+LONG = TOY.replace("steps = 3\ncandidates = 2\nkeep = 2", "steps = 150\ncandidates = 16\nkeep = 2")
 
 
 @pytest.fixture(scope="module")

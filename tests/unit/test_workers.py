@@ -1,6 +1,7 @@
 """Steps made by several processes: each once, whoever dies, with the bytes of one process."""
 
 import os
+import re
 import signal
 import time
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from frostglass.cli.workers import Spread
 from frostglass.core.errors import ConfigError, RunError, StoreError
 from frostglass.plan import threads as threads_module
 from frostglass.runtime.processes import is_alive
@@ -19,6 +21,7 @@ from frostglass.store.sharing import open_parts
 from frostglass.store.step import Task
 from frostglass.store.store import Store
 from frostglass.workers import processes
+from frostglass.workers.cluster import RayTasks
 from frostglass.workers.processes import worker_processes
 from frostglass.workers.schedule import executing, only_result, results
 from frostglass.workers.worker import Setup, Worker
@@ -330,3 +333,93 @@ def test_bad_numbers_and_urls_are_refused(tmp_path):
     for url in ("s3://bucket/store", "gs://b", "file:///store"):
         with pytest.raises(StoreError, match="is a URL, and a store needs the atomic renames"):
             Store(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": "0"}, "--workers: expected a number from 1 or auto, got '0'"),
+        ({"workers": "two"}, "--workers: expected a number from 1 or auto, got 'two'"),
+        ({"on": "dask"}, "--on: expected ray, got 'dask'; --workers is this machine"),
+        ({"address": "auto"}, "--address is that of a Ray cluster: add --on ray"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        Spread(**options)
+    assert Spread("8", "ray", "auto").count == 8
+    assert Spread("auto").count is None
+
+
+class Ray:
+    """Stands for Ray: a cluster of two nodes whose tasks run when they are waited for."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            pass
+
+        class NodeDiedError(RayError):
+            pass
+
+    def __init__(self):
+        self.asked: list[dict[str, Any]] = []
+        self.dies = False
+
+    def nodes(self):
+        sizes = ({"CPU": 4.0, "memory": 2.0**30}, {"CPU": 2.0, "memory": 2.0**31})
+        return [{"Alive": True, "Resources": size} for size in sizes] + [
+            {"Alive": False, "Resources": {"CPU": 64.0, "memory": 2.0**40}}
+        ]
+
+    def cluster_resources(self):
+        return {"CPU": 6.0}
+
+    def remote(self, function):
+        ray = self
+
+        class Task:
+            def options(self, **options):
+                ray.asked.append(options)
+                return self
+
+            def remote(self, *args):
+                return partial(function, *args)
+
+        return Task()
+
+    def wait(self, references, timeout):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        if self.dies:
+            raise self.exceptions.NodeDiedError
+        return reference()
+
+
+def test_tasks_ask_a_cluster_for_cores_and_memory(tmp_path):
+    ray, events = Ray(), []
+    store = Store(tmp_path / "store", listener=events.append)
+    sizes = {"target": 2**30}
+    tasks = RayTasks(ray, Setup.of(store, 2), None, lambda each: sizes[each.step], store.report)
+    assert tasks.free == 3
+    with executing(store, tasks, 2):
+        assert only_result(partial(job, ["a"], tmp_path), store) == [0.0, 9.0]
+    options = {"num_cpus": 2, "num_gpus": 0, "memory": 2**30, "max_retries": 0}
+    assert ray.asked == [options, options]
+    assert [event.kind for event in events if event.kind != "cached"] == ["start", "done"] * 2
+
+
+def test_what_no_node_can_hold_is_refused_and_a_dead_node_is_named(tmp_path):
+    ray, store = Ray(), Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match="--threads 8: no node of the Ray cluster has so many"):
+        RayTasks(ray, Setup.of(store, 8), None, lambda _: 0, store.report)
+    tasks = RayTasks(ray, Setup.of(store, 1), 1, lambda _: 2**32, store.report)
+    with executing(store, tasks, 1), pytest.raises(RunError, match=r"target needs about 4.0 GiB"):
+        only_result(partial(job, ["a"], tmp_path), store)
+    ray.dies = True
+    tasks = RayTasks(ray, Setup.of(store, 1), 1, lambda _: 0, store.report)
+    with executing(store, tasks, 1), pytest.raises(RunError, match=r"died \(NodeDiedError\), 3"):
+        only_result(partial(job, ["a"], tmp_path), store)
