@@ -58,6 +58,7 @@ from frostglass.training.settings import (
 def audit(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store lacks of it, and assess it by its controls."""
     made = produce(experiment, store)
+    experiment = experiment.limited(len(made.split.classes))  # as it was attacked
     exposure, references = made.trial.exposure, None
     facts: Mapping[str, Any] = prior_agreement(made, store)
     if isinstance(exposure, FeatureExposure) and made.embedder and made.more_draws:
@@ -88,6 +89,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     split = store.step(
         SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
     )
+    exp = exp.limited(len(split.classes))
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
     evaluators = tuple(

@@ -79,6 +79,7 @@ class Store:
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
+        self._check: Callable[[], None] = lambda: None
         with usable(self.root):
             self._check_root()
 
@@ -118,12 +119,25 @@ class Store:
         """Say in what the conditions differ under which used steps were made; "" if in nothing."""
         return differing(each for made in self._conditions.values() for each in made)
 
+    @contextmanager
+    def interrupted_by(self, check: Callable[[], None]) -> Iterator[None]:
+        """Call `check` before steps are computed and at their checkpoints: it may raise.
+
+        The store is then as after a kill: the same call goes on from the last checkpoint.
+        """
+        before, self._check = self._check, check
+        try:
+            yield
+        finally:
+            self._check = before
+
     def _obtain(self, task: Task[Any]) -> bool:
         """Ensure that the result is on disk; return True if this call computed it."""
         if not task.final.exists():
             self._create_root()
         owner = ""
         while not task.final.exists():
+            self._check()
             lease = self._claim(task)
             if lease is None:
                 owner = self._wait(task, owner)
@@ -165,6 +179,8 @@ class Store:
 
             def on_progress(done: int, total: int, note: str) -> None:
                 self._emit(task, "progress", done, total, note)
+                if done < total:  # else the step is as good as finished
+                    self._check()
 
             work = Work(task.partial / "work", on_progress, before_save)
             write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
