@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
+from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.core.types import Images, Split
 from frostglass.data._augment import augment
@@ -35,18 +36,22 @@ DEFENSES: dict[str, tuple[Defense, ...]] = {
 }
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     images, public = Faces(identities=20, images=32, public_identities=2, public_images=1).tables()
     undefended = epoch(images, public, ())
     times, mine, theirs = ratio(undefended, bare_epoch(images), rounds=7)
-    yield (
-        f"undefended training epoch: {times:.3f} × bare loop (limit {LIMIT}); "
-        f"{mine:.2f} s against {theirs:.2f} s"
+    yield Measured(
+        "undefended training epoch, over a bare loop",
+        times,
+        f"{mine:.2f} s against {theirs:.2f} s",
+        most=LIMIT,
     )
     for name, defenses in DEFENSES.items():
         times, mine, theirs = ratio(epoch(images, public, defenses), undefended, rounds=5)
-        yield (
-            f"{name} training epoch: {times:.2f} × undefended; {mine:.2f} s against {theirs:.2f} s"
+        yield Measured(
+            f"{name} training epoch, over undefended",
+            times,
+            f"{mine:.2f} s against {theirs:.2f} s",
         )
 
 
