@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.model.gmi import Gmi
@@ -29,7 +30,7 @@ SHAPE, STEPS, LIMIT, CLASSES, LATENT = (3, 32, 32), 10, 1.15, 40, 100
 Passes = Callable[[Tensor, Tensor], Tensor]
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     generator, critic = (part.eval() for part in Wgan(width=48, critic_width=40).networks(SHAPE))
     module, student = (
         build("cnn", classes=CLASSES, image_shape=SHAPE, seed=seed, width=32).eval()
@@ -50,9 +51,11 @@ def measure() -> Iterator[str]:
         for attack, rows, passes in _attacks(generator, critic, module, student):
             ours, bare = _pair(attack, rows, passes, target, prior)
             times, mine, theirs = ratio(ours, bare, rounds=5)
-            yield (
-                f"{attack.name} step, {rows} rows: {times:.3f} × bare passes (limit {LIMIT}); "
-                f"{1000 * mine / STEPS:.1f} ms against {1000 * theirs / STEPS:.1f} ms"
+            yield Measured(
+                f"{attack.name} step, {rows} rows, over bare passes",
+                times,
+                f"{1000 * mine / STEPS:.1f} ms against {1000 * theirs / STEPS:.1f} ms",
+                most=LIMIT,
             )
 
 
@@ -113,6 +116,7 @@ def _attacks(
         loss = F.cross_entropy(logits, y.repeat_interleave(16), reduction="sum")
         return loss + flow.kl(state, noise).sum()
 
+    yield Gmi(steps=STEPS), 12, gmi
     yield Gmi(steps=STEPS), 16, gmi
     yield Gmi(steps=STEPS), 64, gmi
     yield Kedmi(steps=STEPS), 64, kedmi

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
@@ -21,7 +22,7 @@ DEFENSES = {
 }
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     config = Training(model="vgg16", batch=BATCH, optimizer="adam")
     images = torch.rand(BATCH, *SHAPE, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(BATCH) // 4
@@ -29,9 +30,11 @@ def measure() -> Iterator[str]:
     for name, defense in DEFENSES.items():
         defended = step(config, (defense,), images, labels)
         times, mine, theirs = ratio(defended, undefended, rounds=9)
-        yield (
-            f"{name} training step, vgg16, batch {BATCH}: {times:.3f} × undefended "
-            f"(limit {LIMIT}); {mine:.2f} s against {theirs:.2f} s"
+        yield Measured(
+            f"{name} training step, vgg16, over undefended",
+            times,
+            f"batch {BATCH}: {mine:.2f} s against {theirs:.2f} s",
+            most=LIMIT,
         )
 
 

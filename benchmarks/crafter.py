@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.core.assets import Assets
 from frostglass.core.prior import Prior
@@ -30,7 +31,7 @@ COMPARED_AT = (0, 10, 25, 50)  # steps after the amortizer's prediction
 MOST_STEPS = 400  # from a random latent
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     prior = Pretrained().read(SHAPE)
     module = build("cnn", classes=2, image_shape=SHAPE, seed=0).eval()
     encoder = cut(module, "stage1", SHAPE).encoder
@@ -42,7 +43,7 @@ def measure() -> Iterator[str]:
     yield from _saved(prior, encoder, features[:24])
 
 
-def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
+def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[Measured]:
     fixed = (encoder, *prior.modules)
     for name, (count, method) in CASES.items():
         with frozen(*fixed), channels_last(*fixed), folded(*fixed):
@@ -52,10 +53,12 @@ def _steps(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
             step, search, search_and_critic = _work(method, state)
             times, mine, theirs = ratio(step, search_and_critic, rounds=3)
             bare = ratio(step, search, rounds=3)[0]
-        yield (
-            f"crafter step, {name}, {count} images: {bare:.3f} × the passes of search and "
-            f"products (limit {LIMIT} as published); {times:.3f} × those and the critic's, "
-            f"{mine:.2f} s against {theirs:.2f} s"
+        yield Measured(
+            f"crafter step, {name}, over search and products",
+            bare,
+            f"{count} images; {times:.3f} × those and the critic's, {mine:.2f} s against "
+            f"{theirs:.2f} s",
+            most=LIMIT if name == "published" else None,
         )
 
 
@@ -99,7 +102,7 @@ def _critic_passes(method: Crafter, state: CraftState, rng: torch.Generator) -> 
         torch.autograd.grad(loss, list(network.parameters()))
 
 
-def _saved(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
+def _saved(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[Measured]:
     """Compare searches from the amortizer's prediction and from a random latent."""
     amortizer = AMORTIZER.train(encoder, prior, seed=0, work=Work.scratch())
     fixed = (encoder, *prior.modules, amortizer)
@@ -113,10 +116,11 @@ def _saved(prior: Prior, encoder: nn.Module, features: Tensor) -> Iterator[str]:
         from_random = _errors(inversion, features, random, MOST_STEPS)
     for steps in COMPARED_AT:
         error = from_prediction[steps]
-        reached = (str(n) for n, other in enumerate(from_random) if other <= error)
-        yield (
-            f"amortizer of {AMORTIZER.steps} steps, then {steps}: feature error {error:.4f}, for "
-            f"which a random start needs {next(reached, f'more than {MOST_STEPS}')}"
+        reached = (n for n, other in enumerate(from_random) if other <= error)
+        yield Measured(
+            f"steps saved by an amortizer, then {steps} steps",
+            next(reached, MOST_STEPS) - steps,
+            f"feature error {error:.4f}, from a random start after at most {MOST_STEPS} steps",
         )
 
 

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured import Measured
+
 LOW, HIGH = 0.8, 1.25
 ROOT = Path(__file__).parents[1]
 EVALUATOR = {"model": "cnn", "options": {"width": 8}, "epochs": 1}
@@ -26,15 +28,18 @@ CASES = (
 )
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             settings = json.dumps(_settings(name, Path(folder)))
             estimated, step = _child("estimate", settings, folder)
             measured, _ = _child("run", settings, folder)
-        yield (
-            f"memory, {name} pixels: {estimated / measured:.2f} × measured (limits {LOW} to "
-            f"{HIGH}); estimated {estimated:,.0f} MiB ({step}), measured {measured:,.0f} MiB"
+        yield Measured(
+            f"memory, {name} pixels, estimated over measured",
+            estimated / measured,
+            f"{estimated:,.0f} MiB ({step}) against {measured:,.0f} MiB",
+            least=LOW,
+            most=HIGH,
         )
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.measured import Measured
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
@@ -31,14 +32,15 @@ from frostglass.runtime.memory import keep_freed_memory
 SHAPE, PEOPLE, SEEDS, STEPS, LIMIT, ROUNDS = (3, 64, 64), 60, 5, 10, 1.7, 3
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     pairs = [(_seconds("official"), _seconds("ours")) for _ in range(ROUNDS)]
     times = statistics.median(theirs / mine for theirs, mine in pairs)
     theirs, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
-    yield (
-        f"GMI, VGG16 at 64 px, {PEOPLE} people × {SEEDS} seeds × {STEPS} steps: {times:.2f} "
-        f"times as fast as the official style (limit: at least {LIMIT}); {mine:.1f} s against "
-        f"{theirs:.1f} s"
+    yield Measured(
+        "GMI, VGG16 at 64 px, speed over the official style",
+        times,
+        f"{PEOPLE} people × {SEEDS} seeds × {STEPS} steps: {mine:.1f} s against {theirs:.1f} s",
+        least=LIMIT,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
+from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.core.types import Images, Split
 from frostglass.data.faces import Faces
@@ -37,26 +38,27 @@ DEFENSES: dict[str, tuple[Defense, ...]] = {
 }
 
 
-def measure() -> Iterator[str]:
+def measure() -> Iterator[Measured]:
     images, public = Faces(identities=20, images=32, public_identities=2, public_images=1).tables()
-    yield bare_ratio("undefended training epoch", CONFIG, images, public, rounds=7)
+    yield bare_ratio("undefended training epoch, over a bare loop", CONFIG, images, public, 7)
     large = noise(64, 224)
-    yield bare_ratio("training epoch of ResNet-18 at 224 pixels", LARGE, large, public, rounds=3)
+    yield bare_ratio("ResNet-18 epoch at 224 pixels, over a bare loop", LARGE, large, public, 3)
     undefended = epoch(CONFIG, images, public, ())
     for name, defenses in DEFENSES.items():
         times, mine, theirs = ratio(epoch(CONFIG, images, public, defenses), undefended, rounds=5)
-        yield (
-            f"{name} training epoch: {times:.2f} × undefended; {mine:.2f} s against {theirs:.2f} s"
+        yield Measured(
+            f"{name} training epoch, over undefended",
+            times,
+            f"{mine:.2f} s against {theirs:.2f} s",
         )
 
 
-def bare_ratio(name: str, config: Training, images: Images, public: Images, rounds: int) -> str:
+def bare_ratio(
+    name: str, config: Training, images: Images, public: Images, rounds: int
+) -> Measured:
     ours, bare = epoch(config, images, public, ()), bare_epoch(config, images)
     times, mine, theirs = ratio(ours, bare, rounds)
-    return (
-        f"{name}: {times:.3f} × bare channels-last loop (limit {LIMIT}); "
-        f"{mine:.2f} s against {theirs:.2f} s"
-    )
+    return Measured(name, times, f"{mine:.2f} s against {theirs:.2f} s", most=LIMIT)
 
 
 def noise(count: int, size: int) -> Images:

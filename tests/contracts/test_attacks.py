@@ -9,6 +9,7 @@ import torch
 
 from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
 from frostglass.attacks._search import runner
+from frostglass.attacks._search.query_budget import most_queries
 from frostglass.attacks._search.styled import StyleDescent
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import AccessError, ConfigError
@@ -145,6 +146,24 @@ def test_other_people_change_nothing(name):
     for labels in ((2,), (3, 2), (2, 0, 1)):
         some = run(small(name), labels=labels)
         assert close_images(some, of_people(result(name), list(labels)))
+
+
+def least_of(attack):
+    """The attack with the fewest iterations that it can have."""
+    return replace(attack, **attack.scaled_counts(0.0))
+
+
+def test_a_query_budget_is_kept(name):
+    attack = small(name)
+    most, least = (most_queries(each, 4) for each in (attack, least_of(attack)))
+    assert result(name).queries <= 4 * most
+    assert attack.within(most, 4) == attack
+    budget = (least + most) // 2
+    limited = attack.within(budget, 4)
+    assert least <= most_queries(limited, 4) <= budget < most
+    assert run(limited).queries <= 4 * budget
+    with pytest.raises(ConfigError, match=f"at least {least:,} images per person of 4"):
+        attack.within(least - 1, 4)
 
 
 def test_restart_changes_nothing(name):

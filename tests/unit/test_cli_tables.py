@@ -63,6 +63,7 @@ def run_facts(surface):
     return {
         "name": "toy",
         "identities": ["a", "b"],
+        "not_run": [],
         "evaluators": [evaluator(number) for number in numbers],
         "audits": [audit(label, surface, numbers) for label in LABELS],
     }

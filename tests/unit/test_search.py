@@ -146,6 +146,55 @@ def test_a_loss_that_is_not_finite_ends_one_row_with_what_it_had():
     assert found.state[0, 0] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("count", "patience", "shapes"),
+    [
+        (3, 15, {3}),  # few rows are not padded, and stay in their places
+        (7, 15, {7}),
+        (9, 0, {9}),  # nor are rows that all take every step
+        (9, 15, {12, 8, 4}),  # many leave as they converge: row 2 of each four never does
+    ],
+)
+def test_shapes_follow_from_the_number_of_rows_alone(count, patience, shapes):
+    """Batches of a multiple of 4, of which two are many."""
+    labels, seen = torch.arange(count) % 4, set()
+    base = confident(torch.tensor((1.0, 0.5, 0.0, 1.0)))
+
+    def objective(z, y, rng):
+        seen.add(len(z))
+        return base(z, y, rng)
+
+    rng = RowRng.of(3, "tests", labels, torch.arange(count))
+    view = linear_world()[0].view(["gradients"])
+    pace = OptimizerSettings(200, 0.05, patience=patience)
+    start = -0.2 * labels[:, None].double() * torch.ones(3, dtype=torch.double)
+    found = descend(view, start, labels, rng, objective, pace, batch_multiple=4)
+    assert max(seen) == max(shapes)
+    assert seen <= shapes
+    assert (len(seen) > 1) == (len(shapes) > 1)
+    assert (found.steps < 200).any() == bool(patience)
+
+
+def test_rows_that_stopped_in_their_places_are_as_if_alone_and_are_not_counted():
+    pace = OptimizerSettings(200, 0.02, patience=15, flat=0.05)
+    labels = torch.tensor([0, 1, 2])
+    view, base = linear_world()[0].view(["gradients"]), confident(torch.tensor((1.0, 0.5, 0.0)))
+
+    def objective(z, y, rng):
+        view.queries += len(z)
+        return base(z, y, rng)
+
+    rng = RowRng.of(3, "tests", labels, torch.zeros_like(labels))
+    start = -0.2 * labels[:, None].double() * torch.ones(3, dtype=torch.double)
+    found = descend(view, start, labels, rng, objective, pace, batch_multiple=4)
+    assert len(set(found.steps.tolist())) == 3
+    assert view.queries == found.steps.sum()
+    for label in labels.tolist():
+        alone = run([label], pace, noise=0.0, rates=(1.0, 0.5, 0.0))
+        assert torch.allclose(alone.state[0], found.state[label], atol=1e-5)
+        assert alone.steps[0] == found.steps[label]
+
+
 def test_filling():
     assert padded_rows(3, 4).tolist() == [0, 1, 2, 2]
     assert padded_rows(4, 4).tolist() == [0, 1, 2, 3]

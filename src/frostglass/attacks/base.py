@@ -86,6 +86,12 @@ class Attack(Method):
         """List everything that keeps the attack from running; computes nothing."""
         return assets.missing(self.needs, self.name)
 
+    def within(self, queries: int, people: int) -> "Attack":
+        """Return a copy that shows at most so many images per person of `people` to the target."""
+        raise ConfigError(
+            f"query_budget: {self.name} cannot be limited: remove it, or use another attack"
+        )
+
     @abstractmethod
     def run(
         self, view: View, assets: Assets, people: Tensor, *, seed: int, work: Work

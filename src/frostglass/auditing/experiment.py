@@ -109,6 +109,7 @@ class Experiment:
     trained on public people, where something needs them. `prior` serves protection and attacker;
     `attacker_prior`, if given, is what the attacker has instead. `case` names the attack in a grid.
     `threats` are what `frostglass robustness` measures; an audit ignores them.
+    `query_budget`, if not 0, is how many images the attack may show to the target, per person.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Experiment:
     metrics: tuple[Metric, ...]
     threats: tuple[Threat, ...]
     judging: Judging
+    query_budget: int
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Experiment":
@@ -159,6 +161,7 @@ class Experiment:
             metrics=reader.methods("metrics", metrics, default["metrics"]),
             threats=reader.methods("threats", threats, THREATS),
             judging=reader.section("judging", Judging),
+            query_budget=reader.value("query_budget", int, 0),
         )
         problems = [*reader.problems, *_unknown(values, cls), *_problems(experiment, surface)]
         if problems:
@@ -178,6 +181,13 @@ class Experiment:
     def protection(self) -> Defense | None:
         """The defense that acts on the features that leave the device, if there is one."""
         return next((defense for defense in self.defenses if defense.releases), None)
+
+    def limited(self, classes: int) -> "Experiment":
+        """Return the experiment with an attack that keeps to the query budget."""
+        if not self.query_budget:
+            return self
+        people = self.size(classes, 0).people
+        return replace(self, attack=self.attack.within(self.query_budget, people))
 
     def attribute_training(self, name: str) -> Training:
         """Return how an attacker's classifier of an attribute is trained: as the embedder is."""
@@ -262,6 +272,11 @@ def _problems(exp: Experiment, surface: Surface) -> list[str]:
         problems.append(
             f"attack: {exp.attack.name} attacks {exp.attack.surface}, and this config exposes "
             f"{surface}: use another attack, or {fix}"
+        )
+    if exp.query_budget < 0 or (exp.query_budget and surface == "features"):
+        problems.append(
+            "query_budget: expected 0 or more, for attacks on models only, got "
+            f"{exp.query_budget}: remove it"
         )
     problems += [*_metric_problems(exp, surface), *_evaluator_problems(exp)]
     return problems + (_model_problems if surface == "model" else _feature_problems)(exp, chosen)

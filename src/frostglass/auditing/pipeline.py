@@ -51,6 +51,7 @@ from frostglass.training.settings import Training
 def audit(experiment: Experiment, store: Store) -> Audit:
     """Run one experiment, or what the store lacks of it, and assess it by its controls."""
     made = produce(experiment, store)
+    experiment = experiment.limited(len(made.split.classes))  # as it was attacked
     exposure, references = made.trial.exposure, None
     facts: Mapping[str, Any] = prior_agreement(made, store)
     if isinstance(exposure, FeatureExposure) and made.embedder and made.more_draws:
@@ -81,6 +82,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     for metric in exp.metrics:
         metric.check_files()
     split = split_of(exp, store)
+    exp = exp.limited(len(split.classes))
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
 

@@ -1,6 +1,7 @@
 """Many experiments as one run."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import audit
 from frostglass.auditing.results import Audit
-from frostglass.core.errors import RunError
+from frostglass.core.duration import EXAMPLES, in_words, parse_duration
+from frostglass.core.errors import BudgetReached, ConfigError, FrostglassError, RunError
 from frostglass.store.store import Store
 from frostglass.workers.processes import worker_processes
 from frostglass.workers.schedule import results
@@ -16,13 +18,17 @@ from frostglass.workers.schedule import results
 
 @dataclass(frozen=True)
 class Run:
-    """The audits of one config, in grid order; `failed` says which are missing, and why."""
+    """The audits of one config, in grid order.
+
+    `failed` says which are missing, and why; `not_run` those that a time budget left out.
+    """
 
     name: str
     settings: Mapping[str, Any]
     labels: tuple[str, ...]
     audits: tuple[Audit, ...]
     failed: tuple[str, ...] = ()
+    not_run: tuple[str, ...] = ()
 
     @property
     def vacuous(self) -> list[str]:
@@ -34,29 +40,61 @@ class Run:
         ]
 
 
-def run_all(settings: Mapping[str, Any], store: Store, workers: int = 1) -> Run:
+def run_all(
+    settings: Mapping[str, Any], store: Store, *, workers: int = 1, time_budget: str | None = None
+) -> Run:
     """Run every experiment of a config; shared steps run once, a failure leaves the others.
 
     With several `workers`, as many processes make its steps, and the people of its attacks.
+    After `time_budget`, such as "30m", nothing more is computed: audits whose steps are finished
+    are returned, the others are named in `not_run`, and a later call goes on from there.
     """
+    check = within(time_budget)
     chosen = experiments(settings)
     jobs = {label: partial(audit, experiment) for label, experiment in chosen}
     done: dict[str, Audit] = {}
     failed: list[str] = []
-    with worker_processes(store, workers):
+    not_run: list[str] = []
+    with worker_processes(store, workers), store.interrupted_by(check):
         for label, result in results(jobs, store):
             if not isinstance(result, Exception):
                 done[label] = result
+            elif isinstance(result, BudgetReached):
+                not_run.append(f"{label}: {result}")
             elif len(chosen) == 1:
                 raise result
             else:
                 failed.append(f"{label}: {result}")
     if not done:
-        raise RunError("; ".join(failed))
+        raise _nothing(failed, not_run)
     if differences := store.mixed_conditions():
         done = {label: _warned(each, differences) for label, each in done.items()}
     name = chosen[0][1].name
-    return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed))
+    return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed), tuple(not_run))
+
+
+def within(time_budget: str | None) -> Callable[[], None]:
+    """Return a function that raises `BudgetReached` once a time such as "30m" is over."""
+    if time_budget is None:
+        return lambda: None
+    if (seconds := parse_duration(time_budget)) is None:
+        raise ConfigError(f"time budget: expected a time, {EXAMPLES}; got {time_budget!r}")
+    end = time.monotonic() + seconds
+
+    def check() -> None:
+        if time.monotonic() >= end:
+            raise BudgetReached(f"time budget of {in_words(seconds)} reached")
+
+    return check
+
+
+def _nothing(failed: list[str], not_run: list[str]) -> FrostglassError:
+    """Return the error of a run without a single audit."""
+    if failed:
+        return RunError("; ".join([*failed, *not_run]))
+    return BudgetReached(
+        f"not run: {'; '.join(not_run)}. No audit was finished: run the same command again to go on"
+    )
 
 
 def _warned(result: Audit, differences: str) -> Audit:

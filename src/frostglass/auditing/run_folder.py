@@ -90,6 +90,7 @@ def summary(result: Run) -> dict[str, Any]:
         ],
         "vacuous": result.vacuous,
         "failed": list(result.failed),
+        "not_run": list(result.not_run),
     }
 
 

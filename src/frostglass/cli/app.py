@@ -16,7 +16,7 @@ from frostglass.cli.workers import AddressOption, OnOption, Spread, WorkersOptio
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
 
 Start with [bold]frostglass demo[/bold]. Exit codes: 0 done, 1 a step failed or an audit proves
-nothing, 2 bad usage or config."""
+nothing, 2 bad usage or config, 3 a time budget ended the run."""
 
 
 class Commands(TyperGroup):
@@ -98,6 +98,20 @@ RedactOption = Annotated[
     bool,
     typer.Option("--redact", help="Blur faces and hide names in the report; run files keep both."),
 ]
+TimeBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time-budget",
+        metavar="TIME",
+        help="Compute nothing more after this time, e.g. 30m; report what is finished.",
+    ),
+]
+QueryBudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        "--query-budget", min=1, help="Images an attack may show to the target, per person."
+    ),
+]
 STORE = Path(".frostglass")
 
 
@@ -136,17 +150,18 @@ def run(
     on: OnOption = None,
     address: AddressOption = None,
     redact: RedactOption = False,
+    time_budget: TimeBudgetOption = None,
+    query_budget: QueryBudgetOption = None,
 ) -> None:
     """Run an experiment or a grid, on a model or on features; run it again to resume."""
     from frostglass.auditing.config_file import read_with_generator
     from frostglass.cli.run import run_settings
 
     spread = Spread(workers, on, address)
-    values = read_with_generator(
-        config, settings or (), prior, latent, span, resize=resize, trust=trust
-    )
+    chosen = [*(settings or ()), *([f"query_budget={query_budget}"] if query_budget else [])]
+    values = read_with_generator(config, chosen, prior, latent, span, resize=resize, trust=trust)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(values, store, out, **options)
+    run_settings(values, store, out, **options, time_budget=time_budget)
 
 
 @app.command()

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from frostglass.auditing.experiment import Experiment, experiments
-from frostglass.auditing.run import Run, run_all
+from frostglass.auditing.run import Run, run_all, within
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
 from frostglass.cli.tables import print_costs, print_scores
 from frostglass.cli.workers import Spread
-from frostglass.core.errors import ConfigError, RunError
+from frostglass.core.errors import BudgetReached, ConfigError, RunError
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
 from frostglass.report.build import build_report
@@ -44,20 +44,22 @@ def run_settings(
     threads: int | None,
     spread: Spread,
     redact: bool,
+    time_budget: str | None = None,
 ) -> None:
     """Run a config, write its run folder and report, print the scores."""
+    within(time_budget)  # refuse what is no time before anything is computed
     prepare(threads)
     chosen = checked(experiments(settings), store)
     folder = run_folder(out, chosen[0][1].name)
     with progress() as listener:
         steps = Store(store, listener=listener)
         with spread.over(steps, chosen, threads):
-            result = run_all(settings, steps)
+            result = run_all(settings, steps, time_budget=time_budget)
     conclude(result, folder, store, as_json=as_json, redact=redact)
 
 
 def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool) -> None:
-    """Write and print a run; raise if an audit failed or proves nothing."""
+    """Write and print a run; raise if an audit failed, proves nothing or was not run."""
     try:
         write_run(result, folder)
     except OSError as error:
@@ -76,6 +78,10 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
     failures += [f"VACUOUS: {reason}" for reason in result.vacuous]
     if failures:
         raise RunError("; ".join(failures))
+    if result.not_run:
+        raise BudgetReached(
+            f"not run: {'; '.join(result.not_run)}. Run the same command again to go on"
+        )
 
 
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:

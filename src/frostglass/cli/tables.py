@@ -81,6 +81,8 @@ def print_scores(facts: dict[str, Any]) -> None:
     for warning, labels in notes.items():
         where = "all audits" if len(labels) == len(facts["audits"]) > 1 else "; ".join(labels)
         print(f"note ({where}): {warning}")
+    for missing in facts["not_run"]:
+        print(f"not run: {missing}")
 
 
 def _explained(facts: dict[str, Any], surface: str) -> list[str]:

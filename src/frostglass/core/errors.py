@@ -1,7 +1,7 @@
 """Errors that say in one line what was expected, what was given and what to do.
 
 The command line returns `exit_code`: 2 if the user can fix the call, config or files, 1 if a run
-failed.
+failed, 3 if its time was over.
 """
 
 from collections.abc import Sequence
@@ -54,3 +54,9 @@ class RunError(FrostglassError):
     """A step that started well and then failed."""
 
     exit_code = 1
+
+
+class BudgetReached(FrostglassError):
+    """A run that its time budget ended; finished steps and checkpoints are kept."""
+
+    exit_code = 3

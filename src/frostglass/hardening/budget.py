@@ -3,10 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from frostglass.core.duration import EXAMPLES, parse_duration
 from frostglass.core.errors import ConfigError
-
-UNITS = {"h": 3600, "m": 60, "s": 1}
-EXAMPLES = "such as 2h, 90m, 1h30m, 45s or 30 trials"
 
 
 @dataclass(frozen=True)
@@ -21,15 +19,13 @@ class SearchBudget:
         """Read a time or a number of trials."""
         if counted := re.fullmatch(r"\s*(\d+)\s*trials?\s*", text):
             budget = cls(trials=int(counted[1]))
-        elif re.fullmatch(r"\s*(\d+(\.\d+)?\s*[hms]\s*)+", text):
-            parts = re.findall(r"(\d+(?:\.\d+)?)\s*([hms])", text)
-            budget = cls(seconds=sum(float(number) * UNITS[unit] for number, unit in parts))
         else:
-            raise ConfigError(
-                f"budget: expected a time or a number of trials, {EXAMPLES}; got {text!r}"
-            )
+            budget = cls(seconds=parse_duration(text))
         if not (budget.seconds or budget.trials):
-            raise ConfigError(f"budget: expected more than nothing, {EXAMPLES}; got {text!r}")
+            raise ConfigError(
+                f"budget: expected a time or a number of trials, {EXAMPLES} or 30 trials; got "
+                f"{text!r}"
+            )
         return budget
 
     def spent(self, seconds: float, trials: int) -> bool:

@@ -355,7 +355,8 @@ class _Checks:
 
     def _attack(self) -> list[str]:
         """Check attack, view and assets together, before any of them is trained."""
-        exp, attack, target = self.exp, self.exp.attack, self._plain(self.exp.target)
+        exp, target = self.exp, self._plain(self.exp.target)
+        attack = exp.limited(self._counts[0]).attack
         method = self._prior_of(attack)
         networks = {
             name: self._plain(getattr(exp, name))

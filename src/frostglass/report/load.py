@@ -166,6 +166,7 @@ class RunFacts(BaseModel):
     embedder: Network | None
     audits: Sequence[AuditFacts]
     failed: list[str]
+    not_run: list[str] = []  # absent in runs of versions without budgets
 
     @field_validator("settings")
     @classmethod

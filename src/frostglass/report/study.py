@@ -225,6 +225,11 @@ class Study:
         )
 
     @property
+    def not_run(self) -> list[str]:
+        """Audits that a time budget left out."""
+        return list(dict.fromkeys(reason for run in self.runs for reason in run.facts.not_run))
+
+    @property
     def failed(self) -> list[str]:
         """Audits that are missing, and why."""
         return list(dict.fromkeys(reason for run in self.runs for reason in run.facts.failed))

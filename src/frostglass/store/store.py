@@ -84,6 +84,7 @@ class Store:
         self._listener = listener
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
+        self.check: Callable[[], None] = lambda: None
         with usable(self.root):
             self._check_root()
 
@@ -139,12 +140,25 @@ class Store:
                 task.config, seed=task.seed, work=work, device=self.device, **task.inputs
             )
 
+    @contextmanager
+    def interrupted_by(self, check: Callable[[], None]) -> Iterator[None]:
+        """Call `check` before steps are computed and at their checkpoints: it may raise.
+
+        The store is then as after a kill: the same call goes on from the last checkpoint.
+        """
+        before, self.check = self.check, check
+        try:
+            yield
+        finally:
+            self.check = before
+
     def ensure(self, task: Task[Any]) -> bool:
         """Ensure that the result is on disk; return True if this call computed it."""
         if not task.final.exists():
             self.create()
         owner = ""
         while not task.final.exists():
+            self.check()
             lease = self._claim(task)
             if lease is None:
                 owner = self._wait(task, owner)
@@ -186,6 +200,8 @@ class Store:
 
             def on_progress(done: int, total: int, note: str) -> None:
                 self.report(task.step.name, task.key, "progress", done, total, note)
+                if done < total:  # else the step is as good as finished
+                    self.check()
 
             folder, seen = task.partial / "work", origin["conditions"]
             work = SharedWork(folder, on_progress, before_save, now=now, seen=seen)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from frostglass.core.errors import DataError, RunError
+from frostglass.core.errors import BudgetReached, DataError, RunError
 from frostglass.store.executor import Assignment, Executor, Job, Missing, Outcome, Pending
 from frostglass.store.sharing import POLL_SECONDS, open_parts
 from frostglass.store.step import Task
@@ -21,7 +21,7 @@ from frostglass.store.store import Store
 from frostglass.workers.worker import missing
 
 MOST_DEATHS = 3  # of workers with one step, before it is given up
-FAILURES = (RunError, DataError)  # leave other jobs as they are
+FAILURES = (RunError, DataError, BudgetReached)  # leave other jobs as they are
 
 
 def results(jobs: Mapping[str, Job], store: Store) -> Iterator[tuple[str, Any]]:
@@ -84,6 +84,10 @@ class _Schedule:
                 self._assign()
             if not self._waiting:
                 return {label: self._results[label] for label in self._jobs}
+            try:
+                self._store.check()
+            except BudgetReached as error:
+                return {label: self._results.get(label, error) for label in self._jobs}
             self._help()
             due = self._ended()
             self._assign()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.runner import ExtraLoss, ModelAttack, Recipe
 from frostglass.attacks._search.search import (
@@ -132,6 +133,9 @@ class Descent(ModelAttack):
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         # Two steps, so that optimisers have allocated their memory.
         return {"steps": min(2, self.steps)}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        return {"steps": scaled_down(self.steps, share)}
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
+from frostglass.attacks._search.query_budget import limited
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import Candidates, by_score, in_order
 from frostglass.attacks._search.start import Bonus
@@ -152,6 +153,13 @@ class ModelAttack(Attack):
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         """Return minimal iteration counts for `brief`, which searches `candidates` per person."""
+        return {}
+
+    def within(self, queries: int, people: int) -> Self:
+        return limited(self, queries, people)
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        """Return the counts of iterations and draws, times a share; for `within`."""
         return {}
 
     def problems(self, view: View, assets: Assets) -> list[str]:

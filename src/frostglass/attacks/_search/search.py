@@ -14,6 +14,7 @@ Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, RowRng], tuple[Tensor, Tensor]]
 CONVINCED = 0.5  # below this confidence no search counts as converged
+FEW = 2  # below this many times the batch multiple, rows are computed in a batch of their number
 CHECK_EVERY = 10  # steps between two checks for converged and non-finite rows
 
 
@@ -93,23 +94,30 @@ def descend(
 ) -> SearchResult:
     """Minimise `objective(state, labels, rng)`, the loss and the confidence of independent rows.
 
-    `labels` (N,) are whatever the objective has to know of each row. Converged rows leave
-    the batch. Rows with a non-finite loss do too, with their state at the last check. Batches are
-    padded to a multiple of `batch_multiple`; padding is not counted as queries.
+    `labels` (N,) are whatever the objective has to know of each row. Rows that converged, or whose
+    loss is not finite, stop with their state at the last check. What stopped is not counted as
+    queries, and neither is padding.
+
+    Other rows must not change how kernels round a row. Where rows are many and may converge, those
+    that stopped leave the batch, which is padded to a multiple of `batch_multiple`. Otherwise all
+    rows stay in their places: nothing is padded, and the shape follows from N alone.
     """
+    stay = not settings.patience or len(start) < FEW * batch_multiple
+    multiple = 1 if stay else batch_multiple
     trace = start.new_full((len(start), settings.steps, 3), torch.nan) if settings.trace else None
     finished = torch.ones_like(labels, dtype=torch.bool)
     result = SearchResult(start.clone(), torch.zeros_like(labels), finished, trace=trace)
-    rows = torch.arange(len(start), device=start.device)  # those still searched
-    state, optimizer = _begin(start, settings, padded_rows(len(start), batch_multiple))
-    row_rng = rng.at(rows.tolist(), batch_multiple)
+    rows = torch.arange(len(start), device=start.device)  # those in the batch
+    searched, count = torch.ones_like(finished), len(rows)  # those that have not stopped
+    state, optimizer = _begin(start, settings, padded_rows(len(start), multiple))
+    row_rng = rng.at(rows.tolist(), multiple)
     still = torch.zeros_like(labels)  # steps for which the confidence has been flat
     level = start.new_full((len(start),), torch.inf, dtype=torch.float32)
     for step in range(1, settings.steps + 1):
         before, real = view.queries, len(rows)
-        padded = rows[padded_rows(real, batch_multiple)]
+        padded = rows[padded_rows(real, multiple)]
         loss, confidence = objective(state, labels[padded], row_rng)
-        view.queries = before + (view.queries - before) * real // len(state)
+        view.queries = before + (view.queries - before) * count // len(state)
         (state.grad,) = torch.autograd.grad(loss.sum(), state)
         optimizer.param_groups[0]["lr"] = settings.lr * settings.ramp(step, settings.steps)
         optimizer.step()
@@ -118,7 +126,8 @@ def descend(
         confidence = confidence.detach()[:real].float()
         if trace is not None:
             norm = state.grad[:real].flatten(1).norm(dim=1)
-            trace[rows, step - 1] = torch.stack([loss.detach()[:real], norm, confidence], 1)
+            values = torch.stack([loss.detach()[:real], norm, confidence], 1)
+            trace[rows[searched], step - 1] = values[searched]
         moved = ((confidence - level[rows]).abs() > settings.flat) | (confidence < CONVINCED)
         level[rows] = torch.where(moved, confidence, level[rows])
         still[rows] = torch.where(moved, 0, still[rows] + 1)
@@ -126,18 +135,19 @@ def descend(
             continue
         current = state.detach()[:real]
         finite = loss.detach()[:real].isfinite() & current.flatten(1).isfinite().all(1)
-        result.state[rows[finite]] = current[finite]
-        result.steps[rows], result.finished[rows] = step, finite
-        staying = finite & ((still[rows] < settings.patience) if settings.patience else True)
-        if not staying.any():
+        sound = finite & searched
+        result.state[rows[sound]] = current[sound]
+        result.steps[rows[searched]], result.finished[rows[searched]] = step, finite[searched]
+        searched = sound & ((still[rows] < settings.patience) if settings.patience else True)
+        if not (count := int(searched.sum())):
             break
-        if not staying.all():
-            kept = staying.nonzero()[:, 0]
-            rows = rows[kept]
+        if count < real and not stay:
+            kept = searched.nonzero()[:, 0]
+            rows, searched = rows[kept], searched[kept]
             state, optimizer = _select(
-                state, optimizer, settings, kept[padded_rows(len(kept), batch_multiple)]
+                state, optimizer, settings, kept[padded_rows(len(kept), multiple)]
             )
-            row_rng = rng.at(rows.tolist(), batch_multiple)
+            row_rng = rng.at(rows.tolist(), multiple)
     return result
 
 

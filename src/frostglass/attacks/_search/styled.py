@@ -11,6 +11,7 @@ from frostglass.attacks._search.augmented import AugmentedDescent
 from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_latents
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
@@ -129,6 +130,10 @@ class StyleDescent(AugmentedDescent):
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         return super().brief_counts(candidates) | {"pool": brief_pool(self.pool, candidates)}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        pool = scaled_down(self.pool, share, max(2, self.candidates))
+        return super().scaled_counts(share) | {"pool": pool}
 
     def space(self, prior: Prior) -> StyleSpace:
         return StyleSpace(prior, self.truncation, self.cutoff)

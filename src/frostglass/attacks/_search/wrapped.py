@@ -106,6 +106,9 @@ class WrappedAttack(ModelAttack):
         searches = candidates * self.searches_each // self.candidates
         return {"base": {**self.base, **self.base_attack.brief_counts(searches)}}
 
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        return {"base": {**self.base, **self.base_attack.scaled_counts(share)}}
+
     def prior_problems(self, prior: Prior) -> list[str]:
         return self.base_attack.prior_problems(prior)
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.fields import AtLeastOne, Positive
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks.base import attacks
@@ -108,6 +109,13 @@ class Brepmi(QueryAttack):
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         return {"max_queries": self._one_move, "tries": min(CHUNK, self.tries)}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        chunks = scaled_down(math.ceil(self.tries / CHUNK), share, 1)
+        return {
+            "max_queries": scaled_down(self.max_queries, share, self._one_move),
+            "tries": chunks * CHUNK,
+        }
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems, widest = super().prior_problems(prior), self._widest(prior)

@@ -8,6 +8,7 @@ from torch import Tensor
 from frostglass.attacks._search.augmented import SUBTRACT, AugmentedDescent
 from frostglass.attacks._search.descent import ADAPTIVE, brief_pool
 from frostglass.attacks._search.fields import Count
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.search import OptimizerName
 from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import attacks
@@ -62,6 +63,10 @@ class Gmi(AugmentedDescent):
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         return super().brief_counts(candidates) | {"pool": brief_pool(self.pool, candidates)}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        pool = scaled_down(self.pool, share, max(2, self.candidates))
+        return super().scaled_counts(share) | {"pool": pool}
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.pool:

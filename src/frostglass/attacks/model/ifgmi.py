@@ -12,6 +12,7 @@ from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.ball import project_l1
 from frostglass.attacks._search.descent import ADAPTIVE
 from frostglass.attacks._search.fields import AtLeastOne, Count
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.runner import Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult, descend
@@ -174,6 +175,10 @@ class Ifgmi(Ppa):
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         block_steps = tuple(min(1, steps) for steps in self.block_steps)
         return super().brief_counts(candidates) | {"block_steps": block_steps}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        block_steps = tuple(scaled_down(steps, share) for steps in self.block_steps)
+        return super().scaled_counts(share) | {"block_steps": block_steps}
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)

@@ -9,6 +9,7 @@ from torch import Tensor
 from frostglass.attacks._search.box import Box
 from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.fields import AtLeastOne, Count, Positive, Share, Weight
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.styled import StyleSpace, pool_styles, style_scores
@@ -118,6 +119,12 @@ class MirrorGenetic(QueryAttack):
             "generations": min(1, self.generations),
             "population": population,
             "pool": brief_pool(self.pool, population),
+        }
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        return {
+            "generations": scaled_down(self.generations, share),
+            "pool": scaled_down(self.pool, share, self.population),
         }
 
     def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:

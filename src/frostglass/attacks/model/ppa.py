@@ -10,6 +10,7 @@ from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.descent import ADAPTIVE, Beta
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count
+from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.runner import run_padded
 from frostglass.attacks._search.styled import (
@@ -124,6 +125,9 @@ class Ppa(StyleDescent):
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         return super().brief_counts(candidates) | {"trials": min(1, self.trials)}
+
+    def scaled_counts(self, share: float) -> dict[str, Any]:
+        return super().scaled_counts(share) | {"trials": scaled_down(self.trials, share, 1)}
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)

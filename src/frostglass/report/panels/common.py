@@ -160,6 +160,7 @@ def shared_notes(study: Study, *, reasons: bool) -> list[str]:
     """Say what the sentences leave out: failures, missing kinds of attack, vacuity, warnings."""
     defense = "defense" if study.surface == "model" else "protection"
     notes = [f"This audit failed and is missing here: {reason}" for reason in study.failed]
+    notes += [f"This audit was not run and is missing here: {reason}" for reason in study.not_run]
     notes += [
         f"No sound attack of these kinds was run on {names}: {kinds}. A {defense} may stop one "
         "kind and not another."
@@ -239,13 +240,14 @@ def exposed_items(study: Study, entries: Sequence[Entry]) -> parts.Items:
 
 
 def closing_controls(study: Study) -> list[parts.Part]:
-    """Return failed audits and warnings."""
+    """Return failed audits, those that were not run, and warnings."""
     content: list[parts.Part] = []
-    if study.failed:
-        content += [
-            parts.Heading("Audits that failed"),
-            parts.Items(study.failed, "plain warnings"),
-        ]
+    for heading, missing in (
+        ("Audits that failed", study.failed),
+        ("Audits that were not run", study.not_run),
+    ):
+        if missing:
+            content += [parts.Heading(heading), parts.Items(missing, "plain warnings")]
     content.append(parts.Heading("Warnings"))
     if not study.warnings:
         return [*content, parts.Note(f"None{', but the audit is vacuous' * study.vacuous}.", "")]
