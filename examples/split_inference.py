@@ -6,10 +6,12 @@ minutes.
 """
 
 import json
+import math
 import threading
+import time
 import urllib.request
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 from safetensors import SafetensorError
@@ -20,18 +22,34 @@ from frostglass.data import Faces
 from frostglass.defenses import Crafter
 from frostglass.priors import Pretrained
 
+SECONDS = 30.0  # for one request; a client that is slower is disconnected
+MOST_IMAGES = 64  # in one request
+HEADER_BYTES = 10_000  # room for what safetensors writes beside the features
 
-def service(server: fg.Server) -> HTTPServer:
-    """Return a web service that has only the second half of the network."""
+
+def service(server: fg.Server, seconds: float = SECONDS) -> ThreadingHTTPServer:
+    """Return a web service that has only the second half of the network.
+
+    It serves several clients at once: one that is slow or silent keeps nobody waiting.
+    """
+    largest = 4 * MOST_IMAGES * math.prod(server.feature_shape) + HEADER_BYTES
+    computing = threading.Lock()  # one answer at a time uses all cores anyway
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = seconds  # of each read and write
+
         def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if not (length.isascii() and length.isdigit()):
+                return self.send_error(411, explain="a request needs a Content-Length")
+            if len(length) > 12 or int(length) > largest:
+                return self.send_error(413, explain=f"at most {largest} bytes are accepted")
             try:
-                features = load(self.rfile.read(int(self.headers["Content-Length"])))["features"]
-                probabilities = server.answer(features).sigmoid().tolist()
+                features = load(self._body(int(length)))["features"]
+                with computing:
+                    probabilities = server.answer(features).sigmoid().tolist()
             except (fg.FrostglassError, SafetensorError, KeyError) as error:
-                self.send_error(400, f"expected one tensor named features: {error}")
-                return
+                return self.send_error(400, explain=f"expected one tensor named features: {error}")
             predicted = [
                 {name: round(p, 3) for name, p in zip(server.classes, row, strict=True) if p > 0.5}
                 for row in probabilities
@@ -40,18 +58,31 @@ def service(server: fg.Server) -> HTTPServer:
             self.end_headers()
             self.wfile.write(json.dumps(predicted).encode())
 
+        def _body(self, length: int) -> bytes:
+            """Read the request; a client that sends a byte now and then is late too."""
+            body, deadline = b"", time.monotonic() + seconds
+            while len(body) < length:
+                part = self.rfile.read1(min(length - len(body), 1 << 16))
+                if not part or time.monotonic() > deadline:
+                    raise TimeoutError("the request did not arrive in time")  # ends the connection
+                body += part
+            return body
+
         def log_message(self, *_: object) -> None:
             pass
 
-    return HTTPServer(("127.0.0.1", 0), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
 def ask(client: fg.Client, images: torch.Tensor, address: str) -> list[dict[str, float]]:
     """Run on the device: send protected features of images, return the server's answers."""
-    body = save({"features": client.protect(images).contiguous()})
-    request = urllib.request.Request(address, data=body, method="POST")
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read())
+    answers = []
+    for part in client.protect(images).split(MOST_IMAGES):
+        body = save({"features": part.contiguous()})
+        request = urllib.request.Request(address, data=body, method="POST")
+        with urllib.request.urlopen(request, timeout=2 * SECONDS) as answer:
+            answers += json.loads(answer.read())
+    return answers
 
 
 def main(people: int = 30, epochs: int = 15, steps: int = 30) -> float:

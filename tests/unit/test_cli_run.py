@@ -1,6 +1,8 @@
 """The commands `run` and `report` at toy scale: what is printed, written, resumed and refused."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import pytest
 from commands import TOY, changed, enter, error_of, frostglass, written
 from frostglass.auditing import steps
 from frostglass.cli import run as cli_run
+from killing import changing, run, tree
 
 THIRD_EVALUATOR = """
 [[evaluators]]
@@ -202,6 +205,41 @@ def test_a_damaged_store(toy, here, damage):
     corrupted, incomplete = "weights.safetensors is corrupted", "is missing or has another size"
     assert (corrupted if damage == "corrupted" else incomplete) in line
     assert "delete the folder" in line
+
+
+def read_only(monkeypatch, root):
+    """Refuse changes below a folder, which root itself could make; for child processes."""
+
+    def refuse():
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    changing(root, refuse)
+    access = os.access
+
+    def is_allowed(place, mode):
+        inside = Path(place).is_relative_to(root)
+        return access(place, mode) and not (mode & os.W_OK and inside)
+
+    monkeypatch.setattr(os, "access", is_allowed)
+
+
+def test_a_finished_store_that_is_read_only_can_be_run_and_reported_on(toy, here, monkeypatch):
+    before = tree(toy.store)
+
+    def use():
+        read_only(monkeypatch, toy.store)
+        with pytest.raises(PermissionError):
+            (toy.store / "x").touch()
+        done = frostglass(*toy.stored, "--out", here / "out")
+        assert done.out.splitlines()[-1] == f"report: {here / 'out' / 'report.html'}"
+        assert "VACUOUS" in done.err
+        assert frostglass("report", here / "out").code == 0
+        line = error_of(frostglass(*toy.stored, "--out", here / "new", "--set", "attack.steps=9"))
+        assert line.startswith(f"the store {toy.store} cannot be written for step attack ")
+        assert line.endswith("(Permission denied): use another folder or change its permissions")
+
+    run(use)
+    assert tree(toy.store) == before
 
 
 def test_report(toy, here):

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,16 +31,75 @@ def test_a_dead_owner_on_this_machine_is_evicted_at_once(tmp_path):
         assert os.listdir(tmp_path / "x.lease") == [lease.owner]
 
 
-@pytest.mark.parametrize(("age", "taken"), [(50, False), (70, True)])
+@pytest.fixture
+def clock(monkeypatch):
+    """A monotonic clock that stands still until a test moves it; sleeping moves it too."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(lease_module.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(lease_module.time, "sleep", lambda seconds: move(clock, seconds))
+    return clock
+
+
+def move(clock, seconds):
+    clock.now += seconds
+
+
+@pytest.mark.parametrize("ahead", [-7200, 0, 7200])
 @pytest.mark.parametrize("owner", ["elsewhere-00000000~1~00", "not an owner"])
-def test_an_owner_elsewhere_is_evicted_after_a_minute_of_silence(tmp_path, owner, age, taken):
-    (tmp_path / "x.lease").mkdir()
-    beat = tmp_path / "x.lease" / owner
+def test_a_silent_owner_elsewhere_is_evicted_after_a_minute_whatever_its_clock(
+    tmp_path, clock, owner, ahead
+):
+    place = tmp_path / "x.lease"
+    place.mkdir()
+    beat = place / owner
     beat.touch()
-    os.utime(beat, (time.time() - age, time.time() - age))
-    lease = Lease.claim(tmp_path / "x.lease")
-    assert (lease is not None) == taken
-    assert beat.exists() != taken
+    os.utime(beat, (time.time() + ahead, time.time() + ahead))
+    assert Lease.claim(place) is None, "its silence has not been watched yet"
+    clock.now += 59
+    assert Lease.claim(place) is None
+    clock.now += 2
+    assert Lease.claim(place) is not None
+    assert not beat.exists()
+
+
+@pytest.mark.parametrize("ahead", [-7200, 7200])
+def test_a_living_owner_whose_clock_is_wrong_keeps_its_lease(tmp_path, clock, ahead):
+    place = tmp_path / "x.lease"
+    place.mkdir()
+    beat = place / "elsewhere-00000000~1~00"
+    beat.touch()
+    for heartbeat in range(20):
+        when = time.time() + ahead + heartbeat
+        os.utime(beat, (when, when))
+        assert Lease.claim(place) is None
+        clock.now += 50
+
+
+def test_a_command_that_asks_once_watches_silent_owners_together(tmp_path, clock):
+    places = [tmp_path / name for name in ("x.lease", "y.lease", "mine.lease")]
+    for place in places[:2]:
+        place.mkdir()
+        (place / "elsewhere-00000000~1~00").touch()
+        assert Lease.claim(place) is None
+    with Lease.claim(places[2]):
+        assert Lease.claim_after_watching(places[2]) is None, "a process of this machine lives"
+        assert clock.now == 1000
+    assert all(Lease.claim_after_watching(place) for place in places[:2])
+    assert 1060 < clock.now < 1070
+
+
+def test_a_command_that_asks_once_leaves_a_living_owner(tmp_path, clock, monkeypatch):
+    place = tmp_path / "x.lease"
+    place.mkdir()
+    beat = place / "elsewhere-00000000~1~00"
+    beat.touch()
+
+    def sleep(seconds):
+        os.utime(beat, (5, 5))
+
+    monkeypatch.setattr(lease_module.time, "sleep", sleep)
+    assert Lease.claim_after_watching(place) is None
+    assert beat.exists()
 
 
 def test_an_owner_of_another_machine_is_not_evicted_by_its_process_number(tmp_path):
@@ -56,8 +116,8 @@ def test_a_late_eviction_does_not_affect_the_next_owner(tmp_path, monkeypatch):
     (place / dead_owner()).touch()
     stale, winner = lease_module._stale, []
 
-    def slow(path: Path, owner: str, now: float) -> bool:
-        verdict = stale(path, owner, now)
+    def slow(folder: Path, owner: str) -> bool:
+        verdict = stale(folder, owner)
         if not winner:
             winner.append("about to be")
             winner[0] = Lease.claim(place)

@@ -175,7 +175,7 @@ def test_the_command_names_what_it_removed_and_keeps_what_is_in_use(tmp_path):
         assert done.out.splitlines()[0].startswith("split: 3 removed, 0.0 MB")
         assert "attack: 1 removed" in done.out
         assert f"in all 0.0 MB removed from {store.root}" in done.out
-        assert f"kept attack {key[:8]}, which a process is working on: purge again" in done.err
+        assert f"kept attack {key[:8]}, which a process is working on: repeat" in done.err
         assert (store.root / "attack" / key / "manifest.json").is_file()
     done = frostglass("store", "purge", "--store", store.root, "--json")
     assert done.code == 0

@@ -4,9 +4,7 @@ Raise a step's version when its result changes. Inputs are keywords, and their n
 result's key.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from frostglass.auditing.products import (
 )
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.display import image_grid
-from frostglass.core.errors import StoreError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
@@ -45,8 +42,9 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for, seed_for
 from frostglass.runtime.tensors import under_prefix, with_prefix
-from frostglass.store.files import Work, read_json, read_tensors, write_tensors
+from frostglass.store.files import Work, read_tensors, write_tensors
 from frostglass.store.step import Step
+from frostglass.store.timing import seconds_of
 from frostglass.training.build import rebuild_network
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training, stage_split
@@ -96,21 +94,7 @@ def _train(
 def _load_target(folder: Path, device: torch.device) -> Target:
     target = load_target(folder, rebuild_network)
     target.module.to(device)
-    return replace(target, info={**target.info, "seconds": _seconds(folder)})
-
-
-def _seconds(folder: Path) -> float:
-    """Return how long a step took; refuse a timing that is missing or damaged."""
-    path, timing = folder / "timing.json", None
-    with suppress(OSError, StoreError):
-        timing = read_json(path)
-    seconds: Any = timing.get("seconds") if isinstance(timing, dict) else None
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise StoreError(
-            f"{path} is missing or does not say how long the step took: delete {folder} and run "
-            "again to compute the step anew"
-        )
-    return float(seconds)
+    return replace(target, info={**target.info, "seconds": seconds_of(folder)})
 
 
 def _train_prior(
@@ -228,7 +212,7 @@ def _save_pretrained(pretrained: PretrainedAttack, folder: Path) -> None:
 def _load_pretrained(folder: Path, device: torch.device) -> PretrainedAttack:
     paths = sorted(folder.glob("*.safetensors"))
     checkpoints = {path.stem: read_tensors(path) for path in paths}
-    return PretrainedAttack(checkpoints, _seconds(folder))
+    return PretrainedAttack(checkpoints, seconds_of(folder))
 
 
 def _attack(
@@ -281,7 +265,7 @@ def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
 
 def _load_reconstructions(folder: Path, device: torch.device) -> Reconstructions:
     tensors, values = read_tensors(folder / "reconstructions.safetensors")
-    seconds = _seconds(folder)
+    seconds = seconds_of(folder)
     return Reconstructions(**tensors, queries=values["queries"], seconds=seconds)  # type: ignore[arg-type]
 
 

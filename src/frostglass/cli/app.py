@@ -375,10 +375,26 @@ def convert(
     convert_weights(kind, source, out, force=force, as_json=as_json)
 
 
+@stores.command(name="show")
+def show_steps(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """List what a store holds, and the unfinished steps of stopped runs."""
+    from frostglass.cli.stores import show_store
+
+    show_store(store, as_json=as_json)
+
+
+@stores.command()
+def clean(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
+    """Remove unfinished steps of stopped runs, which could be resumed; finished ones stay."""
+    from frostglass.cli.stores import clean_store
+
+    clean_store(store, as_json=as_json)
+
+
 @stores.command()
 def purge(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
     """Remove private images, their features and reconstructions; runs compute them again."""
-    from frostglass.cli.purge import purge_store
+    from frostglass.cli.stores import purge_store
 
     purge_store(store, as_json=as_json)
 

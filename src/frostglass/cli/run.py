@@ -110,10 +110,13 @@ def checked(chosen: list[tuple[str, Experiment]], store: Path) -> list[tuple[str
 
 
 def check_machine(store: Path) -> None:
-    """Refuse a device that is not there and a store that cannot be used."""
+    """Refuse a device that is not there and a store that cannot be used.
+
+    A finished store may be read-only: a step that is missing there is refused when it is needed.
+    """
     check_device()  # first: a store asks for the device
-    Store(store)
-    check_writable("--store", store)
+    if not Store(store).exists:
+        check_writable("--store", store)
 
 
 def check_device() -> None:

@@ -5,12 +5,16 @@ with one file named after its owner. Renaming a prepared folder into place succe
 only and includes the owner's name, so a kill never leaves a lease without an owner. A stale lease
 is evicted by removing the file of *that* owner: a process that does so too late finds no such file
 and cannot harm the next owner.
+
+An owner on another machine is stale when this process has watched its heartbeat for a minute and
+seen no change. The time in the file is only compared with itself: clocks of machines may differ.
 """
 
 import errno
 import os
 import secrets
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +24,8 @@ from frostglass.store.files import TAKEN, remove_tree
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
+# For each lease, the last heartbeat that was seen of its owner, and since when by our own clock.
+_heartbeats: dict[Path, tuple[tuple[str, int], float]] = {}
 
 
 class LeaseLost(RunError):
@@ -44,22 +50,38 @@ class Lease:
         prepared.mkdir()
         try:
             (prepared / owner).touch(exist_ok=False)
-            # The clock of the file system, as for heartbeats: clocks of machines may differ.
-            now = (prepared / owner).stat().st_mtime
             while True:
                 try:
                     os.rename(prepared, folder)
+                    _heartbeats.pop(folder, None)
                     return cls(folder, owner)
                 except OSError as error:
                     if error.errno not in TAKEN:
                         raise
                 other = owner_of(folder)
-                if other and not _stale(folder / other, other, now):
+                if other and not _stale(folder, other):
                     return None
                 if other:
                     (folder / other).unlink(missing_ok=True)
         finally:
             remove_tree(prepared)
+
+    @classmethod
+    def claim_after_watching(cls, folder: Path) -> "Lease | None":
+        """Like `claim`, but first watch an owner on another machine until it shows life or not.
+
+        For commands that ask once; a run asks again and again.
+        """
+        while (lease := cls.claim(folder)) is None:
+            owner = owner_of(folder)
+            heartbeat, since = _heartbeats.get(folder, (None, 0.0))
+            if owner.startswith(f"{machine_name()}~") or not heartbeat:
+                return None
+            left = STALE_SECONDS - (time.monotonic() - since)
+            time.sleep(max(0.0, min(HEARTBEAT_SECONDS, left)) + 0.01)
+            if _heartbeat(folder, owner) not in (None, heartbeat):
+                return None
+        return lease
 
     def check(self) -> None:
         """Raise `LeaseLost` if another process has taken over."""
@@ -76,8 +98,11 @@ class Lease:
         self.check()
         now = self._file.stat().st_mtime
         for prepared in self.folder.parent.glob(f"{self.folder.name}-*"):
-            if _stale(prepared, prepared.name.removeprefix(f"{self.folder.name}-"), now):
-                remove_tree(prepared)
+            owner = prepared.name.removeprefix(f"{self.folder.name}-")
+            with suppress(FileNotFoundError):  # its process has just renamed or removed it
+                # Such a folder lives for a moment and is seen once, so its time has to do.
+                if _is_dead(owner) or now - prepared.stat().st_mtime > STALE_SECONDS:
+                    remove_tree(prepared)
 
     def __enter__(self) -> "Lease":
         self._thread.start()
@@ -108,18 +133,44 @@ def owner_of(folder: Path) -> str:
         return ""
 
 
-def _stale(path: Path, owner: str, now: float) -> bool:
-    """Return whether the owner of a lease file or prepared folder is dead, silent or gone."""
+def living_owner(folder: Path) -> str:
+    """Say who has the lease at `folder`, as far as can be told without waiting; "" if nobody."""
+    owner = owner_of(folder)
+    return "" if not owner or _is_dead(owner) else described(owner)
+
+
+def described(owner: str) -> str:
+    machine, pid, *_ = [*owner.split("~"), "?"]
+    return f"process {pid} on {machine}"
+
+
+def _stale(folder: Path, owner: str) -> bool:
+    """Return whether the owner of a lease is dead, or was silent while this process watched it."""
+    heartbeat, now = _heartbeat(folder, owner), time.monotonic()
+    if heartbeat is None or _is_dead(owner):
+        return True
+    known, since = _heartbeats.get(folder, (None, now))
+    if known != heartbeat:
+        _heartbeats[folder] = heartbeat, now
+        return False
+    return now - since > STALE_SECONDS
+
+
+def _is_dead(owner: str) -> bool:
+    """Return whether an owner was a process of this machine that has ended."""
     machine, _, rest = owner.partition("~")
     pid = rest.partition("~")[0]
-    if machine == machine_name() and pid.isdigit() and not is_alive(int(pid)):
-        return True
+    return machine == machine_name() and pid.isdigit() and not is_alive(int(pid))
+
+
+def _heartbeat(folder: Path, owner: str) -> tuple[str, int] | None:
+    """Return what changes whenever the owner of a lease shows life; None if it has left."""
     try:
         # Opening makes a network folder ask its server instead of its cache.
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(folder / owner, os.O_RDONLY)
     except FileNotFoundError:
-        return True
+        return None
     try:
-        return now - os.fstat(descriptor).st_mtime > STALE_SECONDS
+        return owner, os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)

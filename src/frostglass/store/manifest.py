@@ -104,7 +104,18 @@ def conditions() -> dict[str, Any]:
 
 def conditions_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the conditions under which a step was made; older manifests have the torch version."""
-    return manifest.get("conditions") or [{"torch": manifest["packages"]["torch"]}]
+    packages = manifest.get("packages")
+    torch_version = packages.get("torch") if isinstance(packages, dict) else None
+    made_under = manifest.get("conditions") or [{"torch": torch_version}]
+    # The manifest lists hashes of other files only, so it may be damaged in any way itself.
+    if isinstance(made_under, list) and all(isinstance(each, dict) for each in made_under):
+        return made_under
+    return unknown_conditions()
+
+
+def unknown_conditions() -> list[dict[str, Any]]:
+    """Return what to record for a step whose conditions were lost; a run with others warns."""
+    return [dict.fromkeys(conditions(), "unknown")]
 
 
 def differing(made_under: Iterable[Mapping[str, Any]]) -> str:

@@ -41,7 +41,7 @@ from frostglass.store.files import (
     sync,
     write_json,
 )
-from frostglass.store.lease import Lease, LeaseLost, owner_of
+from frostglass.store.lease import Lease, LeaseLost, described, owner_of
 from frostglass.store.manifest import (
     MANIFEST,
     conditions,
@@ -53,12 +53,12 @@ from frostglass.store.manifest import (
 )
 from frostglass.store.sharing import POLL_SECONDS, Leave, SharedWork
 from frostglass.store.step import Event, Kind, Step, Task, with_key
+from frostglass.store.timing import TIMING, earlier_attempts
 
 T = TypeVar("T")
 
 FORMAT = 2
 MARKER = "store.json"
-TIMING = "timing.json"
 REMEMBERED = 16  # products kept in memory, so that a grid does not read its split every time
 
 
@@ -119,6 +119,11 @@ class Store:
     def has(self, step: Step[Any], config: Any, /, *, seed: int, **inputs: Any) -> bool:
         """Return whether the step is finished; computes and writes nothing."""
         return (Task.of(step, config, inputs, seed, self.root).final / MANIFEST).is_file()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is a store already."""
+        return (self.root / MARKER).is_file()
 
     def mixed_conditions(self) -> str:
         """Say in what the conditions differ under which used steps were made; "" if in nothing."""
@@ -247,7 +252,7 @@ class Store:
         return result
 
     def _claim(self, task: Task[Any]) -> Lease | None:
-        with usable(self.root):
+        with usable(self.root, f"for step {task.step.name} {task.key[:8]}"):
             task.folder.mkdir(permissions(self.root), exist_ok=True)
             return Lease.claim(task.lease)
 
@@ -255,10 +260,8 @@ class Store:
         """Sleep briefly while another process works on the step; report each owner once."""
         owner = owner_of(task.lease)
         if owner and owner != known:
-            machine, pid, *_ = [*owner.split("~"), "?"]
-            self.report(
-                task.step.name, task.key, "waiting", note=f"process {pid} on {machine} is making it"
-            )
+            note = f"{described(owner)} is making it"
+            self.report(task.step.name, task.key, "waiting", note=note)
         time.sleep(POLL_SECONDS)
         return owner
 
@@ -315,8 +318,7 @@ def _prepare(partial: Path) -> dict[str, Any]:
         remove_tree(leftover)
     remove_temporaries(partial)
     remove_temporaries(partial / "work")
-    timing = partial / TIMING
-    return read_json(timing) if timing.exists() else {"attempts": 0, "seconds": 0.0}
+    return earlier_attempts(partial)
 
 
 def _publish(result: Path, final: Path) -> None:
@@ -330,7 +332,7 @@ def _publish(result: Path, final: Path) -> None:
 
 
 @contextmanager
-def usable(root: Path) -> Iterator[None]:
+def usable(root: Path, reason: str = "") -> Iterator[None]:
     """Turn missing permissions inside the block into a `StoreError`."""
     try:
         yield
@@ -338,6 +340,6 @@ def usable(root: Path) -> Iterator[None]:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise
         raise StoreError(
-            f"the store {root} cannot be written ({error.strerror}): use another folder or change "
-            "its permissions"
+            f"the store {root} cannot be written {reason and reason + ' '}({error.strerror}): use "
+            "another folder or change its permissions"
         ) from error
