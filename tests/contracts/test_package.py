@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import frostglass
-from frostglass.auditing.catalogue import KINDS, describe
+from frostglass.cli.catalogue import KINDS, describe
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "frostglass"
@@ -32,6 +32,7 @@ LADDER = (
     ("metrics",),
     ("deploy",),
     ("auditing",),
+    ("analyses",),
     ("plan", "testing"),
     ("report",),
     ("hardening",),
@@ -41,10 +42,11 @@ LADDER = (
 RUNG = {name: height for height, names in enumerate(LADDER) for name in names}
 
 PUBLIC = [
-    "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client", "Dataset", "Defense",
+    "Analysis", "AnalysisMethod", "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client",
+    "Dataset", "Defense",
     "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
     "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
-    "Server", "Split", "Store", "Target", "Training", "Verifier", "Work", "audit",
+    "Server", "Split", "Store", "Target", "Training", "Verifier", "Work", "analyze", "audit",
     "build_report", "cut", "enrol", "estimate", "examine", "experiments", "harden", "invert",
     "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
     "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
@@ -245,7 +247,7 @@ def test_a_public_name_is_there_and_explains_itself(name):
     assert found.__doc__
 
 
-@pytest.mark.parametrize("room", ["attacks", "data", "defenses", "metrics", "priors"])
+@pytest.mark.parametrize("room", ["analyses", "attacks", "data", "defenses", "metrics", "priors"])
 def test_a_subpackage_exports_its_methods(room):
     package = importlib.import_module(f"frostglass.{room}")
     kind = {"data": "datasets"}.get(room, room)
@@ -263,7 +265,8 @@ def test_benchmarks_can_be_imported(name, monkeypatch):
 
 def test_a_name_that_is_not_public():
     with pytest.raises(
-        AttributeError, match="frostglass has no public name 'nonsense'; it has Assets, Attack"
+        AttributeError,
+        match="frostglass has no public name 'nonsense'; it has Analysis, Ana",
     ):
         frostglass.nonsense  # noqa: B018
 

@@ -85,9 +85,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
-    split = store.step(
-        SPLIT, exp.data, fractions=exp.split, files=fingerprint(exp.data), seed=exp.seed
-    )
+    split = private_split(exp, store)
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
     evaluators = tuple(
@@ -128,10 +126,16 @@ def produce(exp: Experiment, store: Store) -> Products:
     )
 
 
+def private_split(exp: Experiment, store: Store) -> Split:
+    """Return the private and public images of an experiment."""
+    files = fingerprint(exp.data)
+    return store.step(SPLIT, exp.data, fractions=exp.split, files=files, seed=exp.seed)
+
+
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
     """Return what an attacker faces: a trained model, or features a device released for victims."""
     needed = exp.protection.needs if exp.protection else frozenset()
-    target = _target(exp, store, split)
+    target = audited_target(exp, store, split)
     if victims is None:
         return ModelExposure(target)
     prior = None
@@ -146,7 +150,8 @@ def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) 
     return FeatureExposure(device, batch, people, victims, device.release(batch))
 
 
-def _target(exp: Experiment, store: Store, split: Split) -> Target:
+def audited_target(exp: Experiment, store: Store, split: Split) -> Target:
+    """Return the target of an experiment, trained with its defenses or loaded."""
     perceptual = None
     if any("perceptual" in defense.needs for defense in exp.training_defenses):
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
@@ -161,7 +166,7 @@ def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Tar
 
     Returns the evaluators among them, by their place in the config.
     """
-    target = _target(exp, store, split) if exp.target.weights else None
+    target = audited_target(exp, store, split) if exp.target.weights else None
     given = {}
     for number, config in enumerate(exp.evaluators):
         if is_given(config):
