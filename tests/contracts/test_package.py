@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import frostglass
-from frostglass.auditing.catalogue import KINDS, describe
+from frostglass.cli.catalogue import KINDS, describe
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "frostglass"
@@ -33,6 +33,7 @@ LADDER = (
     ("metrics",),
     ("deploy",),
     ("auditing", "robustness"),
+    ("analyses",),
     ("plan", "testing"),
     ("report",),
     ("hardening",),
@@ -42,10 +43,12 @@ LADDER = (
 RUNG = {name: height for height, names in enumerate(LADDER) for name in names}
 
 PUBLIC = [
-    "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client", "Dataset", "Defense",
+    "Analysis", "AnalysisMethod", "Assets", "Attack", "Audit", "AuditSize", "Budget", "Client",
+    "Dataset", "Defense",
     "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
     "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
-    "Server", "Split", "Store", "Target", "Threat", "Training", "Verifier", "Work", "audit",
+    "Server", "Split", "Store", "Target", "Threat", "Training", "Verifier", "Work", "analyze",
+    "audit",
     "build_report", "cut", "enrol", "estimate", "examine", "experiments", "harden", "invert",
     "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
     "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",
@@ -247,7 +250,7 @@ def test_a_public_name_is_there_and_explains_itself(name):
 
 
 @pytest.mark.parametrize(
-    "kind", ["attacks", "datasets", "defenses", "metrics", "priors", "threats"]
+    "kind", ["analyses", "attacks", "datasets", "defenses", "metrics", "priors", "threats"]
 )
 def test_a_subpackage_exports_its_methods(kind):
     package = importlib.import_module(f"frostglass.{ROOMS.get(kind, kind)}")
@@ -265,7 +268,8 @@ def test_benchmarks_can_be_imported(name, monkeypatch):
 
 def test_a_name_that_is_not_public():
     with pytest.raises(
-        AttributeError, match="frostglass has no public name 'nonsense'; it has Assets, Attack"
+        AttributeError,
+        match="frostglass has no public name 'nonsense'; it has Analysis, Ana",
     ):
         frostglass.nonsense  # noqa: B018
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from frostglass.auditing import catalogue
-from frostglass.auditing.catalogue import KINDS, describe, entries
+from frostglass.cli import catalogue
+from frostglass.cli.catalogue import KINDS, describe, entries
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 
@@ -100,7 +100,7 @@ def test_unknown_names():
     hint = r"did you mean 'calor'\? known: accuracy, adv_learn, .*bido, .*brepmi, calor, "
     with pytest.raises(ConfigError, match=rf"nothing is named 'calorr': {hint}"):
         describe("calorr")
-    hint = r"did you mean 'attacks'\? known: attacks, datasets, defenses"
+    hint = r"did you mean 'attacks'\? known: analyses, attacks, datasets, defenses"
     with pytest.raises(ConfigError, match=rf"no kind named 'attack': {hint}"):
         entries("attack")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from commands import enter, error_of, frostglass
-from frostglass.auditing.catalogue import KINDS
+from frostglass.cli.catalogue import KINDS
 
 KNOWN = {
     "datasets": {"faces", "digits", "mnist", "folder"},

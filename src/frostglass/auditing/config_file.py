@@ -25,6 +25,11 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     # Also of numbers with thousands of digits, and of lists nested a thousand times.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse_settings(config, settings)
+
+
+def parse_settings(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `a.b=value` settings to a config, in place; return it."""
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():

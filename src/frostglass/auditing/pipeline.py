@@ -149,7 +149,7 @@ def _evaluators(
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
     """Return what an attacker faces: a trained model, or features a device released for victims."""
     needed = exp.protection.needs if exp.protection else frozenset()
-    target = _target(exp, store, split)
+    target = audited_target(exp, store, split)
     if victims is None:
         return ModelExposure(target)
     prior = None
@@ -164,7 +164,8 @@ def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) 
     return FeatureExposure(device, batch, people, victims, device.release(batch))
 
 
-def _target(exp: Experiment, store: Store, split: Split) -> Target:
+def audited_target(exp: Experiment, store: Store, split: Split) -> Target:
+    """Return the target of an experiment, trained with its defenses or loaded."""
     perceptual = None
     if any("perceptual" in defense.needs for defense in exp.training_defenses):
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
@@ -179,7 +180,7 @@ def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Tar
 
     Returns the evaluators among them, by their place in the config.
     """
-    target = _target(exp, store, split) if exp.target.weights else None
+    target = audited_target(exp, store, split) if exp.target.weights else None
     given = {}
     for number, config in enumerate(exp.evaluators):
         if is_given(config):

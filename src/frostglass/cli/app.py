@@ -265,6 +265,29 @@ def robustness(
 
 
 @app.command()
+def analyze(
+    name: Annotated[str, typer.Argument(help="An analysis, e.g. fisher; `list analyses` has all.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file with one experiment or a grid; toy_world needs none."),
+    ] = None,
+    settings: SetOption = None,
+    store: StoreOption = STORE,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Explain why models leak: an analysis of a config, as tables and figures.
+
+    Parameters of the analysis are set as analysis.NAME=VALUE.
+    """
+    from frostglass.cli.analyze import analyze_config
+
+    chosen = settings or ()
+    analyze_config(name, config, chosen, store, out, as_json=as_json, threads=threads)
+
+
+@app.command()
 def protect(
     config: Annotated[Path, typer.Argument(help="A TOML file about a split model (target.cut).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the halves, client and server.")],
@@ -305,8 +328,8 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="datasets, models, defenses, priors, attacks, metrics or threats; all if not "
-            "given."
+            help="datasets, models, defenses, priors, attacks, metrics, threats or analyses; all "
+            "by default."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from frostglass.analyses._files import FOLDER as ANALYSES
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.run import Run, run_all, within
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
@@ -160,7 +161,7 @@ def _foreign_file(folder: Path) -> str:
     if set(NUMBERS) <= set(names):
         return ""
     # run.json is the last of the numbers: a killed run leaves the others without it.
-    own = {*FILES, *REPORT} - {"run.json"}
+    own = {*FILES, *REPORT, ANALYSES} - {"run.json"}
     return next((name for name in names if name not in own), "")
 
 

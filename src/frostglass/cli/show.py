@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from frostglass.auditing.catalogue import KINDS, describe, entries
 from frostglass.auditing.run_folder import versions
+from frostglass.cli.catalogue import KINDS, describe, entries
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.run import check_device, existing, is_writable
 from frostglass.core.errors import ConfigError

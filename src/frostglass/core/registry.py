@@ -39,15 +39,17 @@ class Registry:
     """Maps names to methods of one kind.
 
     Three sources: modules of `packages` (imported on first use; a method's name is its file's
-    name), entry points of installed packages in the group `frostglass.<kind>s`, and
+    name), entry points of installed packages in the group `frostglass.<kind>s` (or `group`), and
     `package.module:Class`. With a `contract`, a method must be a concrete subclass of it.
     """
 
-    def __init__(self, kind: str, *packages: str, contract: type | None = None):
+    def __init__(
+        self, kind: str, *packages: str, contract: type | None = None, group: str | None = None
+    ):
         self.kind = kind
         self.packages = packages
         self.contract = contract
-        self.group = f"frostglass.{kind}s"
+        self.group = group or f"frostglass.{kind}s"
         self._methods: dict[str, Any] = {}
         self._loaded = False
 

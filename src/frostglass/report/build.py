@@ -5,6 +5,7 @@ Every number comes from the files of finished runs; nothing is measured here.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from frostglass.analyses._files import Record, read_analyses
 from frostglass.auditing.run_folder import FILES, RUN_FORMAT
 from frostglass.core.errors import DataError, StoreError
 from frostglass.report.answer import answer
 from frostglass.report.arrange import group
+from frostglass.report.figures import analysis_section
 from frostglass.report.load import read_run
 from frostglass.report.panels.features import feature_notes, features_panel
 from frostglass.report.panels.matrix import attack_notes
@@ -39,6 +42,7 @@ def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) ->
         raise DataError("a report needs at least one run folder, got none")
     _check_place(out, paths)
     runs = [read_run(path) for path in paths]
+    analyses = [record for path in paths for record in read_analyses(path)]
     if redact:
         runs = without_names_and_faces(runs)
     studies = group(runs)
@@ -48,7 +52,9 @@ def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) ->
         "answers": [_answer(study) for study in studies],
         "runs": [run.document for run in runs],
     }
-    return _write(out, render(studies, redacted=redact), document)
+    if analyses:
+        document["analyses"] = [asdict(record) for record in analyses]
+    return _write(out, render(studies, analyses, redacted=redact), document)
 
 
 def _answer(study: Study) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def _answer(study: Study) -> dict[str, Any]:
     return said | {"notes": training_notes(study), "attacks": attack_notes(study)}
 
 
-def render(studies: Sequence[Study], *, redacted: bool) -> str:
+def render(studies: Sequence[Study], analyses: Sequence[Record] = (), *, redacted: bool) -> str:
     """Return the page as text; it loads nothing, and its style is part of it."""
     folder = resources.files("frostglass.report")
     environment = Environment(
@@ -70,6 +76,7 @@ def render(studies: Sequence[Study], *, redacted: bool) -> str:
         # Our own file, so nothing in it needs escaping.
         style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
         panels=[panels[study.surface](study, IMAGE_BYTES // len(studies)) for study in studies],
+        analyses=[analysis_section(record) for record in analyses],
         surfaces=sorted({study.surface for study in studies}),
         redacted=redacted,
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from markupsafe import Markup, escape
@@ -30,6 +30,12 @@ MARKS = (
 PLAIN = "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
 RING = '<circle class="ring" r="9"/>'
 Span = tuple[float, float]
+# Distances between ticks; shares may have them at quarters.
+STEPS = (
+    *(each * 10.0**power for power in range(-12, -3) for each in (1, 2, 5)),
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0),
+    *(each * 10.0**power for power in range(6) for each in (2, 5, 10)),
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,9 @@ class Axis:
     unit: Kind
 
     def ticks(self, most: int) -> Iterator[tuple[float, str]]:
-        steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
-        step = next(step for step in steps if (self.high - self.low) / step <= most)
+        step = next((step for step in STEPS if (self.high - self.low) / step <= most), None)
+        if step is None:  # far larger than any score
+            step = 10.0 ** math.ceil(math.log10((self.high - self.low) / most))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         for place in range(first, last + 1):
             yield place * step, number(place * step, self.unit)
@@ -81,12 +88,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that are joined; colour 0 is what has no defense."""
+    """Points, perhaps joined in their order; colour 0 is what has no defense."""
 
     name: str
     points: tuple[Point, ...]
     colour: int
     mark: str
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,13 +108,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Plot:
-    """A scatter plot in its own units; `description` is for screen readers."""
+    """A scatter plot in its own units; `description` is for screen readers.
+
+    With `legend`, series are named in a legend beside it and not in the drawing.
+    """
 
     description: str
     across: Axis
     upward: Axis
     levels: Sequence[Level]
     series: Sequence[Series]
+    legend: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,7 @@ def draw(plot: Plot, field: Field = WIDE) -> Markup:
         *map(_lines, series),
         *map(_points, series),
     ]
-    if not field.narrow:
+    if not field.narrow and not plot.legend:
         labels = _labels(series, rows, field)
         parts += [_named(each, label) for each, label in zip(series, labels, strict=True)]
     return Markup("".join([*parts, "</svg>"]))
@@ -178,7 +190,7 @@ def _y(value: float, axis: Axis, field: Field) -> float:
 
 
 def _placed(series: Series, plot: Plot, field: Field) -> Series:
-    """Convert a series to the drawing's coordinates, ordered from left to right."""
+    """Convert a series to the drawing's coordinates."""
 
     def placed(p: Point) -> Point:
         low, high = (_y(value, plot.upward, field) for value in p.reach)
@@ -189,8 +201,7 @@ def _placed(series: Series, plot: Plot, field: Field) -> Series:
         x, y = _x(p.x, plot.across, field), _y(p.y, plot.upward, field)
         return Point(x, y, (low, high), p.title, p.hollow, across)
 
-    points = sorted(map(placed, series.points), key=lambda point: (point.x, point.y))
-    return Series(series.name, tuple(points), series.colour, series.mark)
+    return replace(series, points=tuple(map(placed, series.points)))
 
 
 def _axes(plot: Plot, field: Field) -> str:
@@ -257,7 +268,8 @@ def _lines(series: Series) -> str:
         if p.across
     )
     route = " ".join(f"{point.x:.1f},{point.y:.1f}" for point in series.points)
-    joined = f'<polyline class="route" points="{route}"/>' if len(series.points) > 1 else ""
+    is_line = series.joined and len(series.points) > 1
+    joined = f'<polyline class="route" points="{route}"/>' if is_line else ""
     return f'<g class="c{series.colour}" aria-hidden="true">{bars}{joined}</g>'
 
 

@@ -61,7 +61,8 @@ def _series(study: Study) -> list[Series]:
         colour, mark = count % COLOURS + 1, MARKS[count % len(MARKS)]
         if members[0].plain:
             colour, mark = 0, PLAIN
-        result.append(Series(_shortened(name), tuple(map(_point, members)), colour, mark))
+        points = sorted(map(_point, members), key=lambda point: (point.x, -point.y))
+        result.append(Series(_shortened(name), tuple(points), colour, mark))
     return result
 
 

@@ -6,6 +6,7 @@ import re
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from frostglass.analyses.base import analyses
 from frostglass.attacks.base import attacks
 from frostglass.auditing.experiment import Fractions, Judging
 from frostglass.core.errors import ConfigError
@@ -28,6 +29,7 @@ KINDS: dict[str, Registry] = {
     "attacks": attacks,
     "metrics": metrics,
     "threats": threats,
+    "analyses": analyses,
 }
 SECTIONS: dict[str, Any] = {
     "target": Training,
@@ -56,9 +58,9 @@ def describe(name: str) -> dict[str, Any]:
     """Return one method in full: summary, text, parameters with defaults and meaning."""
     if name in SECTIONS:
         return _page(name, "config section", SECTIONS[name])
-    for kind, registry in KINDS.items():
+    for registry in KINDS.values():
         if name in registry.names():
-            return _page(name, kind.removesuffix("s"), registry.get(name))
+            return _page(name, registry.kind, registry.get(name))
     if ":" in name:
         return _page(name, *_imported(name))
     known = [*SECTIONS, *(n for registry in KINDS.values() for n in registry.names())]
@@ -75,7 +77,7 @@ def _imported(path: str) -> tuple[str, Any]:
             return registry.kind, method
     raise ConfigError(
         f"{path!r} is no method: expected a class that inherits from frostglass.Attack, Defense, "
-        "PriorMethod, Metric, Dataset or Threat"
+        "PriorMethod, Metric, Dataset, Threat or AnalysisMethod"
     )
 
 
