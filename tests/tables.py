@@ -54,7 +54,7 @@ def fixed(names=("ann", "bob", "cy"), counts=(10, 20, 3), public=("dee", "eve"),
 
 def with_image(images, row, pixels):
     """`images` with the image at `row` replaced."""
-    changed = images.pixels.clone()
+    changed = images.pixels[:].clone()
     changed[row] = pixels
     return replace(images, pixels=changed)
 

@@ -17,7 +17,7 @@ def test_the_halves_are_all_people_and_share_nobody():
     first, second = FIRST.tables()[0], SECOND.tables()[0]
     assert first.names + second.names == WHOLE.tables()[0].names
     assert (len(first.names), len(second.names)) == (2, 3)
-    pixels = torch.cat([first.pixels, second.pixels])
+    pixels = torch.cat([first.pixels[:], second.pixels[:]])
     assert torch.equal(pixels, WHOLE.tables()[0].pixels)
 
 

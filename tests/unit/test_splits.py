@@ -292,7 +292,7 @@ def test_tables_that_break_the_contract_are_refused():
         )
     with pytest.raises(DataError, match="no public images: an attacker's prior is trained on them"):
         make_split(replace(data, public=data.public.at(torch.tensor([], dtype=torch.long))), seed=0)
-    with pytest.raises(DataError, match="the parts hold images of different shapes"):
+    with pytest.raises(DataError, match="the tables hold images of different shapes"):
         make_split(
             replace(data, public=replace(data.public, pixels=data.public.pixels[:, :1])), seed=0
         )

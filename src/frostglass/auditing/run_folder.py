@@ -259,7 +259,7 @@ def _images(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
     first = audits[0]
     exposure, labels = first.trial.exposure, first.reconstructions.labels
     if isinstance(exposure, FeatureExposure):
-        truth = {"victims": exposure.images.pixels.unflatten(0, (len(labels), -1)).contiguous()}
+        truth = {"victims": exposure.images.pixels[:].unflatten(0, (len(labels), -1)).contiguous()}
     else:
         # Held out: what a reconstruction is compared with should not be what the model memorised.
         held_out = first.split.test

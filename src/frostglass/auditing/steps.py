@@ -26,7 +26,7 @@ from frostglass.core.display import image_grid
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
-from frostglass.data._splits import load_split, make_split, save_split
+from frostglass.data._splits import PIXELS, load_split, make_split, save_split
 from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense
 from frostglass.deploy.amortizer import TrainedAmortizer
@@ -52,7 +52,9 @@ from frostglass.training.settings import Training, stage_split
 CHUNK = 128  # images encoded together
 
 
-def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_: Any) -> Split:
+def _split(
+    dataset: Dataset, *, fractions: Fractions, files: str, seed: int, work: Work, **_: Any
+) -> Split:
     return make_split(
         dataset,
         test_fraction=fractions.test,
@@ -60,6 +62,7 @@ def _split(dataset: Dataset, *, fractions: Fractions, files: str, seed: int, **_
         evaluator_fraction=fractions.evaluators,
         secret_people=fractions.secret,
         seed=seed,
+        file=work.folder / PIXELS,
     )
 
 
@@ -327,7 +330,7 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
     return target.info.get("facts", {})
 
 
-SPLIT = Step("split", 2, _split, save_split, lambda folder, _: load_split(folder))
+SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
 TARGET = Step("target", 6, _train, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 4, _train_prior, _save_prior, _load_prior)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from frostglass.core.display import MAX_ROWS, image_grid, image_tag
 from frostglass.core.errors import DataError
+from frostglass.core.pixels import Pixels, joined, view
 from frostglass.runtime.hooks import capture
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ HELD_OUT_IMAGES, GIVEN_IMAGES = "held-out images", "the private images given"
 class Images:
     """Labelled images stored as bytes.
 
-    `pixels` is uint8 (N, C, H, W), `labels` int64 (N,) indexes `names`, `sources` says where each
-    image came from. `attributes` (N, A) holds binary attributes, if the data has any, named by
-    `attribute_names`.
+    `pixels` is uint8 (N, C, H, W), a tensor or a source that is read where it is indexed; subsets
+    are views of it. `labels` int64 (N,) indexes `names`, `sources` says where each image came from.
+    `attributes` (N, A) holds binary attributes, if the data has any, named by `attribute_names`.
     """
 
-    pixels: Tensor
+    pixels: Pixels
     labels: Tensor
     names: tuple[str, ...]
     sources: tuple[str, ...]
@@ -71,9 +72,9 @@ class Images:
         return self.pixels[index].float().div_(255)
 
     def at(self, index: Tensor) -> "Images":
-        """Return the images at `index` as a set of their own."""
+        """Return the images at `index` as a set of their own, a view of the same pixels."""
         return Images(
-            pixels=self.pixels[index],
+            pixels=view(self.pixels, index),
             labels=self.labels[index],
             names=self.names,
             sources=tuple(self.sources[i] for i in index.tolist()),
@@ -99,7 +100,7 @@ class Images:
         if self.attributes is not None and other.attributes is not None:
             attributes = torch.cat([self.attributes, other.attributes])
         return Images(
-            pixels=torch.cat([self.pixels, other.pixels]),
+            pixels=joined([self.pixels, other.pixels]),
             labels=torch.cat([self.labels, other.labels]),
             names=self.names,
             sources=self.sources + other.sources,

@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from frostglass.core.errors import DataError
+from frostglass.core.pixels import Pixels, content_hashes, joined
 from frostglass.core.types import Images, Split
 from frostglass.data._duplicates import near_copies
-from frostglass.data._images import content_hashes
 from frostglass.data.base import listed
 
 PRIVATE = ("train", "validation", "test")
@@ -116,7 +113,7 @@ class _Image(NamedTuple):
     label: int
     part: str
     source: str
-    content: str
+    content: bytes
 
 
 # By what two copies of an image first differ, in this order, and what that means.
@@ -143,8 +140,8 @@ NEAR = (("private", "public"), (SECRET, "public"), (SECRET, "private"))
 
 def _copy_problems(split: Split) -> Iterator[str]:
     sides: dict[str, list[_Image]] = {"private": [], "public": [], SECRET: []}
-    pixels: dict[str, list[Tensor]] = {side: [] for side in sides}
-    copies: dict[str, list[_Image]] = defaultdict(list)
+    pixels: dict[str, list[Pixels]] = {side: [] for side in sides}
+    copies: dict[bytes, list[_Image]] = defaultdict(list)
     for name, part in parts_of(split).items():
         sides[side_of(name)] += _listing(name, part)
         pixels[side_of(name)].append(part.pixels)
@@ -160,7 +157,7 @@ def _copy_problems(split: Split) -> Iterator[str]:
         if all(sides[side] for side in near):
             # The smaller side asks: the time is that of its images.
             few, many = sorted(near, key=lambda side: len(sides[side]))
-            found = near_copies(torch.cat(pixels[few]), torch.cat(pixels[many]))
+            found = near_copies(joined(pixels[few]), joined(pixels[many]))
             matches = [(sides[few][row], sides[many][match]) for row, match in found]
             pairs[NEAR_COPIES, *near] = [
                 (a, b) if few == near[0] else (b, a) for a, b in matches if a.content != b.content
@@ -172,5 +169,6 @@ def _copy_problems(split: Split) -> Iterator[str]:
 
 
 def _listing(part: str, images: Images) -> list[_Image]:
-    rows = zip(images.labels.tolist(), images.sources, content_hashes(images.pixels), strict=True)
+    hashes = map(bytes, content_hashes(images.pixels).numpy())
+    rows = zip(images.labels.tolist(), images.sources, hashes, strict=True)
     return [_Image(side_of(part), label, part, source, content) for label, source, content in rows]

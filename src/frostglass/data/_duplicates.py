@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from frostglass.core.pixels import Pixels
 from frostglass.data._alignment import (
     SMOOTHING,
     align,
@@ -48,7 +49,7 @@ class Pair(NamedTuple):
         return self.structure >= STRUCTURE and self.colour >= COLOUR
 
 
-def near_copies(private: Tensor, public: Tensor) -> list[tuple[int, int]]:
+def near_copies(private: Pixels, public: Pixels) -> list[tuple[int, int]]:
     """Return rows of private images that are near copies of a public one, with the best match.
 
     It finds mirrored, cropped, slightly shifted or rotated, grey, brighter, re-encoded and resized
@@ -63,7 +64,7 @@ def near_copies(private: Tensor, public: Tensor) -> list[tuple[int, int]]:
     return [(row, best[row].match) for row in sorted(best)]
 
 
-def similar_pairs(private: Tensor, public: Tensor) -> Iterator[Pair]:
+def similar_pairs(private: Pixels, public: Pixels) -> Iterator[Pair]:
     """Compare each private image with the most similar public ones; yield pairs that fit."""
     index = Neighbours(descriptors(public))
     for mirrored in (False, True):

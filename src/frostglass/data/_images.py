@@ -1,12 +1,10 @@
-"""Reading image files into tensors, and comparing images by content."""
+"""Reading image files into tensors."""
 
-import hashlib
-import os
 import stat
 import struct
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from frostglass.core.errors import DataError
-from frostglass.data.base import Crop, listed
+from frostglass.core.pixels import PixelSource
+from frostglass.data._gather import UnreadableImages, gathered
+from frostglass.data.base import Crop
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -88,26 +88,37 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.round(values * (255 / top)).astype(np.uint8))
 
 
+@dataclass(frozen=True, eq=False)
+class ImageFiles(PixelSource):
+    """Image files as pixels; a file is decoded when its row is read."""
+
+    paths: Sequence[Path]
+    size: int
+    channels: int
+    crop: Crop
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.paths), self.channels, self.size, self.size)
+
+    def read(self, rows: Tensor) -> Tensor:
+        pixels = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8)
+        bad = []
+        for place, row in enumerate(rows.tolist()):
+            try:
+                pixels[place] = read_image(
+                    self.paths[row], size=self.size, channels=self.channels, crop=self.crop
+                )
+            except DataError as error:
+                bad.append(str(error))
+        if bad:
+            raise UnreadableImages(bad, len(rows))
+        return pixels
+
+
 def read_images(paths: Sequence[Path], *, size: int, channels: int, crop: Crop) -> Tensor:
     """Read image files as uint8 (N, channels, size, size); one error lists all unusable files."""
-    pixels = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
-
-    def read(row: int) -> str | None:
-        try:
-            pixels[row] = read_image(paths[row], size=size, channels=channels, crop=crop)
-        except DataError as error:
-            return str(error)
-        return None
-
-    # Threads help: Pillow decodes without holding Python's lock.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        bad = [problem for problem in pool.map(read, range(len(paths))) if problem is not None]
-    if bad:
-        raise DataError(
-            f"{len(bad)} of {len(paths)} images cannot be used: {listed(bad)}. Repair or remove "
-            "them."
-        )
-    return pixels
+    return gathered([ImageFiles(paths, size, channels, crop)]).tensor
 
 
 def resized(pixels: Tensor, size: int) -> Tensor:
@@ -121,11 +132,3 @@ def resized(pixels: Tensor, size: int) -> Tensor:
         )
         parts.append(part.round().clamp(0, 255).byte())
     return torch.cat(parts)
-
-
-def content_hashes(pixels: Tensor) -> list[str]:
-    """Return one hash per image, equal only for equal pixels."""
-    return [
-        hashlib.blake2b(image, digest_size=16).hexdigest()
-        for image in np.ascontiguousarray(pixels.numpy())
-    ]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.core.pixels import Pixels, chunks
 from frostglass.data._alignment import grey
 from frostglass.runtime.seeding import generator_for
 
@@ -23,7 +24,8 @@ QUERIES_AT_ONCE = 8192
 
 def thumbnails(pixels: Tensor, side: int) -> Tensor:
     """Resize images uint8 (N, C, H, W) to floats (N, C, side, side) in [0, 1]."""
-    return _resized(pixels.float() / 255, side)
+    parts = chunks(len(pixels), pixels.shape[1:], VALUES_AT_ONCE)
+    return torch.cat([_resized(pixels[part].float() / 255, side) for part in parts])
 
 
 def _resized(images: Tensor, side: int) -> Tensor:
@@ -34,15 +36,15 @@ def _resized(images: Tensor, side: int) -> Tensor:
     )
 
 
-def descriptors(pixels: Tensor, *, mirrored: bool = False) -> Tensor:
+def descriptors(pixels: Pixels, *, mirrored: bool = False) -> Tensor:
     """Return a unit vector per image uint8 (N, C, H, W), or per mirror image, (N, 128).
 
     A histogram of the directions of the gradient in each of 4 x 4 blocks (HOG). It hardly changes
     with brightness, contrast, colour and small shifts. A constant image has zeros.
     """
     vectors = []
-    for part in pixels.split(max(1, VALUES_AT_ONCE // math.prod(pixels.shape[1:]))):
-        thumbs = _resized(grey(part.float() / 255), SIDE)[:, 0]
+    for part in chunks(len(pixels), pixels.shape[1:], VALUES_AT_ONCE):
+        thumbs = _resized(grey(pixels[part].float() / 255), SIDE)[:, 0]
         vectors.append(_histograms(thumbs.flip(-1) if mirrored else thumbs))
     return torch.cat(vectors)
 

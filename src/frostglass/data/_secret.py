@@ -3,19 +3,18 @@
 import torch
 
 from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.pixels import joined
 from frostglass.core.types import Images
-from frostglass.data.base import Dataset
 from frostglass.runtime.seeding import generator_for
 
 
 def withhold(
-    public: Images, people: int, dataset: Dataset, *, seed: int
+    public: Images, own: Images | None, people: int, *, seed: int
 ) -> tuple[Images, Images | None]:
     """Return the public images without `people` people, and all secret images, if there are any.
 
-    Secret are the people withheld here, and those of the dataset's own secret table.
+    Secret are the people withheld here, and those of `own`, the dataset's secret table.
     """
-    own = dataset.secret_table()
     if not people:
         return public, own
     check_withheld(people, len(public.names))
@@ -26,7 +25,7 @@ def withhold(
         return left, withheld
     labels = torch.cat([own.labels, withheld.labels + len(own.names)])
     return left, Images(
-        pixels=torch.cat([own.pixels, withheld.pixels]),
+        pixels=joined([own.pixels, withheld.pixels]),
         labels=labels,
         names=own.names + withheld.names,
         sources=own.sources + withheld.sources,

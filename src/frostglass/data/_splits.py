@@ -7,15 +7,16 @@ and by content when it is made.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, DataError, StoreError
+from frostglass.core.pixels import PixelTable, PixelView, content_hashes, view
 from frostglass.core.types import Images, Split
 from frostglass.data._checks import (
     EVALUATORS,
@@ -26,11 +27,14 @@ from frostglass.data._checks import (
     label_problems,
     parts_of,
 )
-from frostglass.data._images import content_hashes
+from frostglass.data._gather import gathered, mapped, write_table
 from frostglass.data._secret import withhold
 from frostglass.data.base import Dataset, listed
 from frostglass.runtime.seeding import generator_for
+from frostglass.store.files import read_tensors, write_tensors
+from frostglass.store.hashing import file_hash
 
+PIXELS = "pixels.safetensors"
 MIN_IMAGES = 3  # of a private identity: one for each private part that every split has
 
 
@@ -42,6 +46,7 @@ def make_split(
     evaluator_fraction: float = 0.0,
     secret_people: int = 0,
     seed: int,
+    file: Path | None = None,
 ) -> Split:
     """Divide the private table of a dataset, identity by identity, and check the whole.
 
@@ -51,15 +56,18 @@ def make_split(
     only evaluators train on. Exact repeats of an image within one identity are dropped first, and
     counted in the manifest. `secret_people` named public people, drawn at random, are withheld from
     the public part and join the dataset's own secret people. If public images have no identities,
-    the manifest says so: `public_people` is "unknown".
+    the manifest says so: `public_people` is "unknown". With `file`, pixels are written there and
+    mapped, so that memory does not grow with the number of images.
     """
     shares = _shares(test_fraction, validation_fraction, evaluator_fraction)
-    private, public = dataset.tables()
+    private, public, *own = _tables(dataset, file)
     if problems := [*label_problems("private", private), *label_problems("public", public)]:
         raise DataError("; ".join(problems))
     kept_private, kept_public = _without_repeats(private), _without_repeats(public)
     parts = _divide(kept_private, shares, seed)
-    parts["public"], secret = withhold(kept_public, secret_people, dataset, seed=seed)
+    parts["public"], secret = withhold(
+        kept_public, own[0] if own else None, secret_people, seed=seed
+    )
     if secret is not None:
         parts[SECRET] = secret
     manifest = {
@@ -78,6 +86,25 @@ def make_split(
     split = _joined(parts, manifest)
     check_split(split)
     return split
+
+
+def _tables(dataset: Dataset, file: Path | None) -> list[Images]:
+    """Read the private, the public and perhaps the secret images, as views of one table."""
+    tables = [*dataset.tables()]
+    if (secret := dataset.secret_table()) is not None:
+        tables.append(secret)
+    if len({table.shape for table in tables}) > 1:
+        raise DataError(
+            f"the tables hold images of different shapes, {[table.shape for table in tables]}: "
+            "read all with one size and number of channels"
+        )
+    return _in_one_table(tables, file)
+
+
+def _in_one_table(parts: Sequence[Images], file: Path | None) -> list[Images]:
+    table = gathered([part.pixels for part in parts], file)
+    rows = torch.arange(len(table)).split([len(part) for part in parts])
+    return [replace(part, pixels=view(table, own)) for part, own in zip(parts, rows, strict=True)]
 
 
 def _shares(test: float, validation: float, evaluators: float) -> dict[str, float]:
@@ -127,9 +154,9 @@ def _joined(parts: Mapping[str, Images], manifest: Mapping[str, Any]) -> Split:
 
 def _without_repeats(images: Images) -> Images:
     """Keep the first of equal images of an identity; repeats would be in train and test at once."""
-    first: dict[tuple[int, str], int] = {}
-    keys = zip(images.labels.tolist(), content_hashes(images.pixels), strict=True)
-    for row, key in enumerate(keys):
+    first: dict[tuple[int, bytes], int] = {}
+    hashes = map(bytes, content_hashes(images.pixels).numpy())
+    for row, key in enumerate(zip(images.labels.tolist(), hashes, strict=True)):
         first.setdefault(key, row)
     return images.at(torch.tensor(list(first.values()), dtype=torch.long))
 
@@ -163,25 +190,33 @@ def _facts(images: Images) -> dict[str, Any]:
     """Return size and content hash of a part: pixels, labels, names, attributes, not file paths."""
     names = json.dumps([images.shape, images.names, images.attribute_names])
     digest = hashlib.sha256(names.encode())
+    digest.update(content_hashes(images.pixels).numpy().data)
     for tensor in _tensors(images).values():
         digest.update(tensor.numpy().data)
     return {"images": len(images), "identities": len(images.names), "sha256": digest.hexdigest()}
 
 
 def _tensors(images: Images) -> dict[str, Tensor]:
-    tensors = {"pixels": images.pixels, "labels": images.labels, "attributes": images.attributes}
+    tensors = {"labels": images.labels, "attributes": images.attributes}
     return {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
 
 
 def save_split(split: Split, folder: Path) -> None:
-    """Write split.safetensors (tensors) and split.json (manifest and words) into a folder."""
+    """Write the pixels, split.safetensors (which rows are whose) and split.json (words)."""
     parts = parts_of(split)
+    table = _table_of(parts)
+    if table is None:
+        stored = dict(zip(parts, _in_one_table([*parts.values()], folder / PIXELS), strict=True))
+        table, parts = _table_of(stored), stored
+        assert table is not None
+    else:
+        write_table(table, folder / PIXELS)
     tensors = {
         f"{name}.{kind}": tensor
         for name, part in parts.items()
-        for kind, tensor in _tensors(part).items()
+        for kind, tensor in {"rows": _rows(part), **_tensors(part)}.items()
     }
-    save_file(tensors, folder / "split.safetensors")
+    write_tensors(folder / "split.safetensors", {**tensors, "hashes": table.hashes})
     words = {
         name: {
             "names": part.names,
@@ -191,22 +226,45 @@ def save_split(split: Split, folder: Path) -> None:
         for name, part in parts.items()
     }
     manifest = {**split.manifest, "parts": {name: _facts(part) for name, part in parts.items()}}
-    (folder / "split.json").write_text(json.dumps({"manifest": manifest, "words": words}))
+    content = {"manifest": manifest, "words": words, "pixels": file_hash(folder / PIXELS)}
+    (folder / "split.json").write_text(json.dumps(content))
+
+
+def _table_of(parts: Mapping[str, Images]) -> PixelTable | None:
+    """Return the table that all parts are views of, if there is one."""
+    sources = [
+        source
+        for part in parts.values()
+        for source in (part.pixels.sources if isinstance(part.pixels, PixelView) else [None])
+    ]
+    table = sources[0]
+    one = isinstance(table, PixelTable) and all(source is table for source in sources)
+    return table if one and isinstance(table, PixelTable) else None
+
+
+def _rows(part: Images) -> Tensor:
+    assert isinstance(part.pixels, PixelView)  # of one table
+    return part.pixels.rows
 
 
 def load_split(folder: Path) -> Split:
-    """Read what `save_split` wrote; raises unless it matches its manifest exactly."""
+    """Map what `save_split` wrote; raises unless it matches its manifest exactly."""
     try:
         text = json.loads((folder / "split.json").read_text())
-        tensors = load_file(folder / "split.safetensors")
+        tensors, _ = read_tensors(folder / "split.safetensors")
+        table = mapped(folder / PIXELS, tensors["hashes"])
         optional = [part for part in OPTIONAL if part in text["words"]]
-        parts = {part: _images(part, tensors, text["words"][part]) for part in (*PARTS, *optional)}
+        parts = {
+            part: _images(part, table, tensors, text["words"][part]) for part in (*PARTS, *optional)
+        }
         manifest = text["manifest"]
         changed = [name for name, part in parts.items() if manifest["parts"][name] != _facts(part)]
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"no usable split in {folder} ({error}): make it again") from error
-    known = {f"{name}.{kind}" for name, part in parts.items() for kind in _tensors(part)}
-    changed += sorted(set(tensors) - known)
+        if file_hash(folder / PIXELS) != text["pixels"] or len(table) != len(table.hashes):
+            changed.append("pixels")
+    except (OSError, SafetensorError, StoreError, ValueError, TypeError, KeyError, IndexError) as e:
+        raise StoreError(f"no usable split in {folder} ({e}): make it again") from e
+    known = {f"{name}.{kind}" for name, part in parts.items() for kind in ("rows", *_tensors(part))}
+    changed += sorted(set(tensors) - known - {"hashes"})
     if changed:
         raise StoreError(
             f"the split in {folder} does not match its manifest ({listed(changed)}): its files "
@@ -215,9 +273,14 @@ def load_split(folder: Path) -> Split:
     return _joined(parts, manifest)
 
 
-def _images(part: str, tensors: Mapping[str, Tensor], words: Mapping[str, Sequence[str]]) -> Images:
+def _images(
+    part: str,
+    table: PixelTable,
+    tensors: Mapping[str, Tensor],
+    words: Mapping[str, Sequence[str]],
+) -> Images:
     return Images(
-        pixels=tensors[f"{part}.pixels"],
+        pixels=view(table, tensors[f"{part}.rows"]),
         labels=tensors[f"{part}.labels"],
         attributes=tensors.get(f"{part}.attributes"),
         names=tuple(words["names"]),

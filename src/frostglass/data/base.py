@@ -17,8 +17,14 @@ class Dataset(Method):
     `tables` returns (private, public), both of `image_shape` images, in the same order at every
     call. Labels count from 0 in each table and `names` are the identities'. A public table without
     identities has no names, and all its labels are -1. Both tables hold all their images:
-    `make_split` divides the private one and checks that the two share no person and no image.
+    `make_split` divides the private one and checks that the two share no person and no image. It
+    reads pixels once and in chunks, so those of a table may be a `PixelSource` that decodes files.
     """
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the pixels of the tables are in memory, and not read from files in chunks."""
+        return True
 
     @property
     @abstractmethod

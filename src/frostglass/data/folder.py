@@ -13,10 +13,11 @@ from torch import Tensor
 
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
+from frostglass.core.pixels import Pixels
 from frostglass.core.special_files import refuse_special
 from frostglass.core.types import Images, Shape
 from frostglass.data._attributes import Attributes
-from frostglass.data._images import SUFFIXES, Crop, read_images
+from frostglass.data._images import SUFFIXES, Crop, ImageFiles
 from frostglass.data.base import Dataset, datasets, listed
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Folder(Dataset):
     crop: Crop = "centre"
     attributes: Path | None = None
     secret: Path | None = None
+
+    @property
+    def in_memory(self) -> bool:
+        return False
 
     @property
     def image_shape(self) -> Shape:
@@ -120,15 +125,14 @@ class Folder(Dataset):
                 f"{self.private} holds loose images: private images need one sub-folder per "
                 "identity, named after it"
             )
-        names, ours, theirs = self._attributes(private, public)  # fail before the slow reading
-        # One call for both sides, so that one error lists all bad files.
-        files = private.files + public.files
-        pixels = read_images(files, size=self.size, channels=self.channels, crop=self.crop)
-        private_pixels, public_pixels = pixels.tensor_split([len(private.files)])
+        names, ours, theirs = self._attributes(private, public)
         return (
-            private.table(private_pixels, ours, names),
-            public.table(public_pixels, theirs, names),
+            private.table(self._pixels(private), ours, names),
+            public.table(self._pixels(public), theirs, names),
         )
+
+    def _pixels(self, side: "Catalogue") -> ImageFiles:
+        return ImageFiles(side.files, self.size, self.channels, self.crop)
 
     def secret_people(self) -> list[int]:
         return list(Counter(self._secret().labels).values()) if self.secret else []
@@ -138,8 +142,7 @@ class Folder(Dataset):
             return None
         people = self._secret()
         people.warn_of_others()
-        pixels = read_images(people.files, size=self.size, channels=self.channels, crop=self.crop)
-        return people.table(pixels, None, ())
+        return people.table(self._pixels(people), None, ())
 
     def _secret(self) -> "Catalogue":
         """List the secret people, who must have names: an attacker must not find one of them."""
@@ -194,7 +197,7 @@ class Catalogue(NamedTuple):
         labels = [place for place, group in enumerate(groups) for _ in group]
         return Catalogue(self.root, files, labels, [self.names[label] for label in people], [])
 
-    def table(self, pixels: Tensor, attributes: Tensor | None, names: tuple[str, ...]) -> Images:
+    def table(self, pixels: Pixels, attributes: Tensor | None, names: tuple[str, ...]) -> Images:
         return Images(
             pixels=pixels,
             labels=torch.tensor(self.labels),

@@ -53,6 +53,10 @@ class Half(Dataset):
         return range(middle) if self.which == "first" else range(middle, people)
 
     @property
+    def in_memory(self) -> bool:
+        return self.whole.in_memory
+
+    @property
     def image_shape(self) -> Shape:
         return self.whole.image_shape
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
-from frostglass.data._images import read_images
+from frostglass.data._images import ImageFiles
 from frostglass.data.base import Crop, Dataset, datasets
 from frostglass.data.folder import Catalogue, catalogue
 
@@ -56,6 +56,10 @@ class Lfw(Dataset):
             )
 
     @property
+    def in_memory(self) -> bool:
+        return False
+
+    @property
     def image_shape(self) -> Shape:
         return (3, self.size, self.size)
 
@@ -86,10 +90,11 @@ class Lfw(Dataset):
     def tables(self) -> tuple[Images, Images]:
         _listing(self.root).warn_of_others()
         private, public = self._sides()
-        files = private.files + public.files
-        pixels = read_images(files, size=self.size, channels=3, crop=self.crop)
-        ours, theirs = pixels.tensor_split([len(private.files)])
-        return private.table(ours, None, ()), public.table(theirs, None, ())
+        ours, theirs = (
+            side.table(ImageFiles(side.files, self.size, 3, self.crop), None, ())
+            for side in (private, public)
+        )
+        return ours, theirs
 
     def _sides(self) -> tuple[Catalogue, Catalogue]:
         """List the files of private and of public people."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.method import Method
+from frostglass.core.pixels import Pixels
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape, Split, Target
@@ -72,7 +73,7 @@ class AddedImages:
     epoch shows `per_epoch` images of every person, private ones too.
     """
 
-    pixels: Tensor
+    pixels: Pixels
     labels: Tensor
     people: Tensor
     private: Tensor

@@ -285,8 +285,10 @@ def _blank(
 ) -> Images:
     count = len(labels)
     marks = (torch.arange(count)[:, None] % 2 == 0).repeat(1, len(attributes))
+    # One image stands for all: pixels of a split are mapped, and take memory where they are read.
+    one = torch.empty(1, *shape, dtype=torch.uint8, device=META)
     return Images(
-        torch.empty(count, *shape, dtype=torch.uint8, device=META),
+        one.expand(count, -1, -1, -1),
         labels,
         names,
         ("",) * count,

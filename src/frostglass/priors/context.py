@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.parameters import parameters
+from frostglass.core.pixels import chunks
 from frostglass.core.prior import Condition, Prior
 from frostglass.core.types import Shape
 from frostglass.networks.dcgan import build_critic
@@ -39,8 +40,10 @@ class ContextTraining(GanTraining["Context"]):
 
     def prepare(self) -> None:
         pixels = self.public.pixels
-        totals = pixels.sum((0, 2, 3)).tolist()
-        self.fill = [total / pixels[:, 0].numel() / 255 for total in totals]
+        parts = chunks(len(pixels), pixels.shape[1:])
+        totals = torch.stack([pixels[part].sum((0, 2, 3)) for part in parts]).sum(0).tolist()
+        each = len(pixels) * math.prod(pixels.shape[2:])
+        self.fill = [total / each / 255 for total in totals]
         order = torch.randperm(len(pixels), generator=generator_for(0, "sheet"))
         self.shown = self.images(order[: SHEET // 2])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from frostglass.core.pixels import joined
 from frostglass.core.types import Images, Split
 from frostglass.defenses.base import Defense
 
@@ -39,7 +40,7 @@ class TrainingImages:
         private, people = len(images), torch.cat([more.private[images.labels], more.people])
         images = replace(
             images,
-            pixels=torch.cat([images.pixels, more.pixels.to(images.pixels.device)]),
+            pixels=joined([images.pixels, more.pixels]),
             labels=torch.cat([images.labels, more.labels]),
             sources=images.sources + ("",) * len(more.labels),
             attributes=None,

@@ -1,0 +1,165 @@
+"""Pixels of many images, read where they are indexed: in memory, in one mapped file, or views.
+
+A set of images may be larger than the memory. Whoever reads pixels takes some rows at a time, and
+subsets and concatenations are views of the same bytes.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+AT_ONCE = 2**22  # bytes that are read together
+Index = Tensor | slice | int
+
+
+class PixelSource(ABC):
+    """Images uint8 (N, C, H, W) that are read where they are indexed, as tensors of their own.
+
+    A tensor uint8 (N, C, H, W) can stand wherever a source can.
+    """
+
+    dtype: ClassVar[torch.dtype] = torch.uint8
+    ndim: ClassVar[int] = 4
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Number of images, channels, height and width."""
+
+    @abstractmethod
+    def read(self, rows: Tensor) -> Tensor:
+        """Return the images at `rows` (n,), uint8 (n, C, H, W)."""
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether there are only shapes, as in a dry run."""
+        return False
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        rows = torch.arange(len(self))[index]
+        return self.read(rows.flatten()).reshape(*rows.shape, *self.shape[1:])
+
+
+Pixels = Tensor | PixelSource
+
+
+@dataclass(frozen=True, eq=False)
+class PixelTable(PixelSource):
+    """Images in one tensor, in memory or mapped from the file at `path`, and a hash of each."""
+
+    tensor: Tensor
+    hashes: Tensor  # uint8 (N, 16)
+    path: Path | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def read(self, rows: Tensor) -> Tensor:
+        return self.tensor[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class PixelView(PixelSource):
+    """Some rows of one source or of several, which are numbered one after the other."""
+
+    sources: tuple[Pixels, ...]
+    rows: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.sources[0].shape[1:])
+
+    @property
+    def is_meta(self) -> bool:
+        return any(source.is_meta for source in self.sources)
+
+    def read(self, rows: Tensor) -> Tensor:
+        if self.is_meta:
+            return torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8, device="meta")
+        rows = self.rows[rows]
+        if len(self.sources) == 1:
+            return self.sources[0][rows]
+        pixels = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8)
+        for source, own, places in self.by_source(rows):
+            pixels[places] = source[own].cpu()
+        return pixels
+
+    def by_source(self, rows: Tensor) -> Iterator[tuple[Pixels, Tensor, Tensor]]:
+        """Divide numbered rows into those of each source, with their places among `rows`."""
+        first = 0
+        for source in self.sources:
+            places = ((rows >= first) & (rows < first + len(source))).nonzero().flatten()
+            if len(places):
+                yield source, rows[places] - first, places
+            first += len(source)
+
+
+def view(pixels: Pixels, rows: Tensor) -> PixelView:
+    """Return some rows of pixels without reading them."""
+    if isinstance(pixels, PixelView):
+        return PixelView(pixels.sources, pixels.rows[rows])
+    return PixelView((pixels,), torch.arange(len(pixels))[rows])
+
+
+def joined(parts: Sequence[Pixels]) -> PixelView:
+    """Return pixels one after the other without reading them; a source that repeats stays one."""
+    sources: list[Pixels] = []
+    firsts: list[int] = []
+    rows = []
+    for part in parts:
+        whole = part if isinstance(part, PixelView) else view(part, torch.arange(len(part)))
+        moved = torch.empty_like(whole.rows)
+        first = 0
+        for source in whole.sources:
+            known = [first for each, first in zip(sources, firsts, strict=True) if each is source]
+            if not known:
+                known = [sum(map(len, sources))]
+                sources.append(source)
+                firsts.append(known[0])
+            own = (whole.rows >= first) & (whole.rows < first + len(source))
+            moved[own] = whole.rows[own] - first + known[0]
+            first += len(source)
+        rows.append(moved)
+    return PixelView(tuple(sources), torch.cat(rows))
+
+
+def chunks(count: int, shape: Sequence[int], most: int = AT_ONCE) -> Iterator[slice]:
+    """Divide images of a shape (C, H, W) into slices of at most `most` bytes, at least one."""
+    step = max(1, most // max(1, math.prod(shape)))
+    return (slice(start, min(start + step, count)) for start in range(0, max(1, count), step))
+
+
+def content_hashes(pixels: Pixels) -> Tensor:
+    """Return a hash of each image, equal only for equal pixels, uint8 (N, 16)."""
+    if isinstance(pixels, PixelTable):
+        return pixels.hashes
+    if isinstance(pixels, PixelView):
+        hashes = torch.empty(len(pixels), 16, dtype=torch.uint8)
+        for source, own, places in pixels.by_source(pixels.rows):
+            known = source.hashes[own] if isinstance(source, PixelTable) else None
+            hashes[places] = _hashes_of(source, own) if known is None else known
+        return hashes
+    return _hashes_of(pixels, torch.arange(len(pixels)))
+
+
+def _hashes_of(source: Pixels, rows: Tensor) -> Tensor:
+    return torch.cat([hashed(source[rows[part]]) for part in chunks(len(rows), source.shape[1:])])
+
+
+def hashed(pixels: Tensor) -> Tensor:
+    """Return a hash of each of some images, uint8 (n, 16)."""
+    images = pixels.cpu().contiguous().numpy()
+    text = b"".join(hashlib.blake2b(image, digest_size=16).digest() for image in images)
+    return torch.from_numpy(np.frombuffer(text, np.uint8).reshape(-1, 16).copy())

@@ -1,0 +1,125 @@
+"""Pixels of all images in one table: read once, by several threads, into memory or a file."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from frostglass.core.errors import DataError
+from frostglass.core.pixels import Pixels, PixelTable, chunks, hashed
+from frostglass.data.base import listed
+from frostglass.store.files import permissions
+
+THREADS = 8
+NAME = "pixels"  # of the tensor in a file
+Write = Callable[[slice, Tensor], None]
+
+
+class UnreadableImages(DataError):
+    """Some of `count` images cannot be read; `problems` says which and why."""
+
+    def __init__(self, problems: Sequence[str], count: int):
+        super().__init__(
+            f"{len(problems)} of {count} images cannot be used: {listed(problems)}. Repair or "
+            "remove them."
+        )
+        self.unreadable = list(problems)
+
+
+def gathered(parts: Sequence[Pixels], file: Path | None = None) -> PixelTable:
+    """Read pixels once, by several threads, into one table, one after the other.
+
+    With `file` they are written there and mapped, so that memory does not grow with them; without
+    it they stay in memory. Raises one error for all images that cannot be read.
+    """
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    hashes = torch.empty(shape[0], 16, dtype=torch.uint8)
+    pixels = torch.empty(shape if file is None else (0,), dtype=torch.uint8)
+    # Threads help: Pillow decodes, and hashes are computed, without holding Python's lock.
+    threads = min(THREADS, os.cpu_count() or 1)
+    with _writer(pixels, file, shape) as write, ThreadPoolExecutor(threads) as pool:
+
+        def transfer(source: Pixels, rows: slice, first: int) -> list[str]:
+            place = slice(first + rows.start, first + rows.stop)
+            try:
+                some = source[rows].cpu().contiguous()
+            except UnreadableImages as error:
+                return error.unreadable
+            hashes[place] = hashed(some)
+            write(place, some)
+            return []
+
+        bad: list[str] = []
+        first = 0
+        for source in parts:
+            # In chunks: a task for each of many images would itself take much memory.
+            todo = chunks(len(source), source.shape[1:])
+            bad += chain(*pool.map(partial(transfer, source, first=first), todo))
+            first += len(source)
+    if bad:
+        raise UnreadableImages(bad, shape[0])
+    return PixelTable(pixels, hashes) if file is None else mapped(file, hashes)
+
+
+@contextmanager
+def _writer(memory: Tensor, file: Path | None, shape: Sequence[int]) -> Iterator[Write]:
+    """Give a function that writes images to their place, in memory or in a new safetensors file."""
+    if file is None:
+        yield memory.__setitem__
+        return
+    size, each = math.prod(shape), math.prod(shape[1:])
+    entry = {"dtype": "U8", "shape": list(shape), "data_offsets": [0, size]}
+    text = json.dumps({NAME: entry}).encode()
+    text += b" " * (-len(text) % 8)  # as safetensors aligns its data
+    head = len(text).to_bytes(8, "little") + text
+    file.unlink(missing_ok=True)  # a process that was killed may have left it
+    mode = 0o666 & permissions(file.parent)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        # Written, not mapped: a full disk gives an error for a write, and a signal for a page.
+        _write_all(descriptor, memoryview(head), 0)
+        os.truncate(descriptor, len(head) + size)
+
+        def write(place: slice, pixels: Tensor) -> None:
+            data = pixels.flatten().numpy().data
+            _write_all(descriptor, data, len(head) + place.start * each)
+
+        yield write
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        done = os.pwrite(descriptor, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def mapped(file: Path, hashes: Tensor) -> PixelTable:
+    """Map pixels that `gathered` wrote: what is touched is read, and counts as the system's cache.
+
+    The file may be removed while it is mapped, and must not be changed.
+    """
+    with safe_open(file, framework="pt") as stored:
+        return PixelTable(stored.get_tensor(NAME), hashes, file)
+
+
+def write_table(table: PixelTable, file: Path) -> None:
+    """Write a table as a new file; one that has a file already is linked where that is possible."""
+    if table.path is not None:
+        try:
+            os.link(table.path, file)
+        except OSError:  # another file system, or one without links
+            pass
+        else:
+            return
+    gathered([table], file)
