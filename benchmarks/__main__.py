@@ -8,6 +8,7 @@ from benchmarks import (
     copies,
     crafter,
     faces_rate,
+    feature_sets,
     memory,
     official_style,
     training_step,
@@ -20,6 +21,7 @@ BENCHMARKS = (
     bido_step,
     crafter,
     faces_rate,
+    feature_sets,
     copies,
     memory,
 )

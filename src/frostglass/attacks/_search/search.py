@@ -117,8 +117,7 @@ def descend(
             state.copy_(settings.project(state, start[padded]))
         confidence = confidence.detach()[:real].float()
         if trace is not None:
-            norm = state.grad[:real].flatten(1).norm(dim=1)
-            trace[rows, step - 1] = torch.stack([loss.detach()[:real], norm, confidence], 1)
+            trace[rows, step - 1] = _recorded(loss, state.grad, confidence)
         moved = ((confidence - level[rows]).abs() > settings.flat) | (confidence < CONVINCED)
         level[rows] = torch.where(moved, confidence, level[rows])
         still[rows] = torch.where(moved, 0, still[rows] + 1)
@@ -139,6 +138,12 @@ def descend(
             )
             row_rng = rng.at(rows.tolist(), batch_multiple)
     return result
+
+
+def _recorded(loss: Tensor, gradient: Tensor, confidence: Tensor) -> Tensor:
+    """Return loss, gradient norm and confidence of each row, (N, 3); padding is left out."""
+    values = (loss.detach(), gradient.flatten(1).norm(dim=1), confidence)
+    return torch.stack([value[: len(confidence)] for value in values], 1).to(gradient)
 
 
 def _begin(
