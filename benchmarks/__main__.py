@@ -19,6 +19,7 @@ BENCHMARKS = (
     "bido_step",
     "crafter",
     "faces_rate",
+    "feature_sets",
     "copies",
     "memory",
     "workers",

@@ -79,8 +79,6 @@ def produce(exp: Experiment, store: Store) -> Products:
     degraded image of each person, and the attack `known` one attribute of each person.
     """
     exp = replace(exp, evaluators=tuple(usable(exp.evaluators, exp.data)))
-    for metric in exp.metrics:
-        metric.check_files()
     split = split_of(exp, store)
     exp = exp.limited(len(split.classes))
     victims = victims_of(exp, split) if exp.surface == "features" else None
@@ -180,6 +178,8 @@ def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Tar
 
     Returns the evaluators among them, by their place in the config.
     """
+    for metric in exp.metrics:
+        metric.check_files()
     target = audited_target(exp, store, split) if exp.target.weights else None
     given = {}
     for number, config in enumerate(exp.evaluators):

@@ -305,7 +305,7 @@ def _shard(
     most = len(padded_rows(attack.rows, attack.batch_multiple))
     searches = math.ceil(len(each) / most)  # of about one size
     together = len(padded_rows(math.ceil(len(each) / searches), attack.batch_multiple))
-    parts, traces = [], []
+    parts = []
     for state, y, draw in zip(
         start.flatten(0, 1).split(together),
         each.split(together),
@@ -323,13 +323,13 @@ def _shard(
         score = torch.where(finished, score, -torch.inf)  # unfinished searches rank last
         steps = _per_read(result.steps, score)
         latents = latents[..., : recipe.latent_size]
-        parts.append((score, latents, images, confidence, steps, finished))
-        traces += result.traces(score.shape[1])
+        traces = result.traces(score.shape[1])
+        parts.append((score, latents, images, confidence, steps, finished, *traces))
     columns = [
         torch.cat(column).unflatten(0, (people, rows)).flatten(1, 2)
         for column in zip(*parts, strict=True)
     ]
-    score, latents, images, confidence, steps, finished = columns
+    score, latents, images, confidence, steps, finished, *traces = columns
     order = recipe.select(Candidates(images, labels.to(start.device), score))[:, : attack.keep]
     kept = {
         "images": images,
@@ -337,9 +337,8 @@ def _shard(
         "confidence": confidence,
         "steps": steps,
         "broken": ~finished,
+        **({"trace": traces[0]} if traces else {}),
     }
-    if traces:
-        kept["trace"] = torch.cat(traces).unflatten(0, (people, rows)).flatten(1, 2)
     kept = {name: in_order(order, column) for name, column in kept.items()}
     kept |= {"draws": order, "partial": kept["broken"].all(1)}
     return {"labels": labels, **{name: column.cpu() for name, column in kept.items()}}

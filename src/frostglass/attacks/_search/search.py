@@ -125,8 +125,7 @@ def descend(
             state.copy_(settings.project(state, start[padded]))
         confidence = confidence.detach()[:real].float()
         if trace is not None:
-            norm = state.grad[:real].flatten(1).norm(dim=1)
-            values = torch.stack([loss.detach()[:real], norm, confidence], 1)
+            values = _recorded(loss, state.grad, confidence)
             trace[rows[searched], step - 1] = values[searched]
         moved = ((confidence - level[rows]).abs() > settings.flat) | (confidence < CONVINCED)
         level[rows] = torch.where(moved, confidence, level[rows])
@@ -149,6 +148,12 @@ def descend(
             )
             row_rng = rng.at(rows.tolist(), multiple)
     return result
+
+
+def _recorded(loss: Tensor, gradient: Tensor, confidence: Tensor) -> Tensor:
+    """Return loss, gradient norm and confidence of each row, (N, 3); padding is left out."""
+    values = (loss.detach(), gradient.flatten(1).norm(dim=1), confidence)
+    return torch.stack([value[: len(confidence)] for value in values], 1).to(gradient)
 
 
 def _begin(
