@@ -13,13 +13,17 @@ from frostglass.store.store import Store
 
 @dataclass(frozen=True)
 class Run:
-    """The audits of one config, in grid order; `failed` says which are missing, and why."""
+    """The audits of one config, in grid order; `failed` says which are missing, and why.
+
+    `store` is the folder of the store that they are in.
+    """
 
     name: str
     settings: Mapping[str, Any]
     labels: tuple[str, ...]
     audits: tuple[Audit, ...]
     failed: tuple[str, ...] = ()
+    store: str = ""
 
     @property
     def vacuous(self) -> list[str]:
@@ -48,7 +52,8 @@ def run_all(settings: Mapping[str, Any], store: Store) -> Run:
     if differences := store.mixed_conditions():
         done = {label: _warned(each, differences) for label, each in done.items()}
     name = chosen[0][1].name
-    return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed))
+    root = str(store.root.resolve())
+    return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed), root)
 
 
 def _warned(result: Audit, differences: str) -> Audit:
