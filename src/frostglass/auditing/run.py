@@ -20,7 +20,8 @@ from frostglass.workers.schedule import results
 class Run:
     """The audits of one config, in grid order.
 
-    `failed` says which are missing, and why; `not_run` those that a time budget left out.
+    `failed` says which are missing, and why; `not_run` those that a time budget left out. `store`
+    is the folder of the store that they are in.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Run:
     audits: tuple[Audit, ...]
     failed: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
+    store: str = ""
 
     @property
     def vacuous(self) -> list[str]:
@@ -70,7 +72,15 @@ def run_all(
     if differences := store.mixed_conditions():
         done = {label: _warned(each, differences) for label, each in done.items()}
     name = chosen[0][1].name
-    return Run(name, settings, tuple(done), tuple(done.values()), tuple(failed), tuple(not_run))
+    return Run(
+        name,
+        settings,
+        tuple(done),
+        tuple(done.values()),
+        failed=tuple(failed),
+        not_run=tuple(not_run),
+        store=str(store.root.resolve()),
+    )
 
 
 def within(time_budget: str | None) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from frostglass.auditing.controls import (
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
+from frostglass.auditing.run_record import record_run
 from frostglass.core.method import Method
 from frostglass.core.types import Target
 from frostglass.metrics.accuracy import conventions
@@ -54,7 +55,10 @@ def versions() -> dict[str, str]:
 
 
 def write_run(result: Run, folder: Path) -> Path:
-    """Write run.json, rows.csv and images.safetensors, and last the manifest of their hashes."""
+    """Write run.json, rows.csv and images.safetensors, and last the manifest of their hashes.
+
+    The store that the run used gets a record of them.
+    """
     with full_disk_reported(folder):
         make_private(folder)
         ignore_in_git(folder)
@@ -63,6 +67,8 @@ def write_run(result: Run, folder: Path) -> Path:
         write_bytes(folder / "rows.csv", _csv(result).encode())
         write_bytes(folder / "run.json", (json.dumps(summary(result), indent=1) + "\n").encode())
         seal(folder, NUMBERS)
+        if result.store:
+            record_run(result.store, folder, NUMBERS)
     return folder
 
 
@@ -73,6 +79,7 @@ def summary(result: Run) -> dict[str, Any]:
     return {
         "format": RUN_FORMAT,
         "name": result.name,
+        "store": result.store,
         "settings": plain_settings(result.settings),
         "versions": {"python": platform.python_version()} | versions(),
         "threads": torch.get_num_threads(),
@@ -128,8 +135,8 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
         "training": _training(audit),
         "split": audit.split.key,
         "evaluators": _evaluators(audit),
-        "scores": _scores(trial.rows),
-        "prior_only": _scores(trial.baseline_rows),
+        "scores": all_scores(trial.rows),
+        "prior_only": all_scores(trial.baseline_rows),
         "summaries": plain_scores(tuple(trial.rows.summaries.values())),
         "prior_only_summaries": plain_scores(tuple(trial.baseline_rows.summaries.values())),
         "conventions": {
@@ -156,6 +163,11 @@ def _audit(label: str, audit: Audit) -> dict[str, Any]:
             "exposure": trial.exposure.key,
             "attack": result.key,
             "scores": trial.rows.key,
+            "prior_only_scores": trial.baseline_rows.key,
+            "control_scores": audit.control.rows.key if audit.control else None,
+            "control_prior_only_scores": (
+                audit.control.baseline_rows.key if audit.control else None
+            ),
         },
     }
     return facts | _feature_facts(audit)
@@ -230,7 +242,7 @@ def _training(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _scores(rows: Rows) -> dict[str, Any]:
+def all_scores(rows: Rows) -> dict[str, Any]:
     """Return all scores; those of recognition also per person, so that models can be compared.
 
     `first` is the share by the first candidate of each person, `any` by any candidate.

@@ -3,7 +3,6 @@
 Heavy imports happen inside commands, so that help answers at once.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -366,6 +365,10 @@ def report(
         ),
     ] = None,
     redact: RedactOption = False,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", help="Where the store of these runs is now, if it was moved."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML file, and its JSON, from finished runs of either surface."""
@@ -375,10 +378,9 @@ def report(
 
         print(seed_table([read_run(folder) for folder in runs], table), end="")
         return
-    from frostglass.report.build import build_report
+    from frostglass.cli.run import report_runs
 
-    path = build_report(runs, out, redact=redact)
-    print(json.dumps({"report": str(path)}) if as_json else path)
+    report_runs(runs, out, store, redact=redact, as_json=as_json)
 
 
 @app.command()

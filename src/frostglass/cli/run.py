@@ -85,6 +85,17 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
         )
 
 
+def report_runs(
+    runs: list[Path], out: Path, store: Path | None, *, redact: bool, as_json: bool
+) -> None:
+    """Write a report; raise after that if a run differs from the store that made it."""
+    path = build_report(runs, out, redact=redact, store=store)
+    origins = json.loads(path.with_suffix(".json").read_bytes())["origins"]
+    print(json.dumps({"report": str(path), "origins": origins}) if as_json else path)
+    if differing := [each["text"] for each in origins if each["status"] == "differs"]:
+        raise RunError(" ".join(differing))
+
+
 def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> None:
     """Report every problem of a config, or estimate its time and memory."""
     prepare(None)

@@ -5,7 +5,7 @@ Every number comes from the files of finished runs; nothing is measured here.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from frostglass.report.answer import answer
 from frostglass.report.arrange import group
 from frostglass.report.figures import analysis_section
 from frostglass.report.load import read_run
+from frostglass.report.origin import Origin, origin_of
 from frostglass.report.panels.features import feature_notes, features_panel
 from frostglass.report.panels.matrix import attack_notes
 from frostglass.report.panels.model import model_panel
@@ -31,11 +32,14 @@ from frostglass.store.files import full_disk_reported, write_bytes
 IMAGE_BYTES = 2_000_000  # of all images of a page together: it should open on a phone
 
 
-def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) -> Path:
+def build_report(
+    folders: Sequence[Path], out: Path, *, redact: bool = False, store: Path | None = None
+) -> Path:
     """Write one HTML page about finished runs to `out`, and a JSON file beside it.
 
     Runs of models and of features may be mixed. With `redact`, faces are reduced to a few colours
-    and names to letters before anything is written.
+    and names to letters before anything is written. Runs are compared with the store that made
+    them, where that is at hand; `store` says where it is now, if it was moved.
     """
     paths, out = list(dict.fromkeys(Path(folder).resolve() for folder in folders)), Path(out)
     if not paths:
@@ -43,18 +47,30 @@ def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) ->
     _check_place(out, paths)
     runs = [read_run(path) for path in paths]
     analyses = [record for path in paths for record in read_analyses(path)]
+    origins = [
+        origin_of(run, path, store, page=out.parent, redact=redact)
+        for run, path in zip(runs, paths, strict=True)
+    ]
     if redact:
         runs = without_names_and_faces(runs)
+        named = zip(origins, runs, strict=True)
+        origins = [replace(origin, run=run.facts.name) for origin, run in named]
     studies = group(runs)
     document = {
         "format": RUN_FORMAT,
         "redacted": redact,
+        "origins": [asdict(origin) for origin in origins],
         "answers": [_answer(study) for study in studies],
-        "runs": [run.document for run in runs],
+        # Without the place of the store on this machine, which `origins` tell.
+        "runs": [_without_store(run.document) for run in runs],
     }
     if analyses:
         document["analyses"] = [asdict(record) for record in analyses]
-    return _write(out, render(studies, analyses, redacted=redact), document)
+    return _write(out, render(studies, origins, analyses, redacted=redact), document)
+
+
+def _without_store(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != "store"}
 
 
 def _answer(study: Study) -> dict[str, Any]:
@@ -64,7 +80,13 @@ def _answer(study: Study) -> dict[str, Any]:
     return said | {"notes": training_notes(study), "attacks": attack_notes(study)}
 
 
-def render(studies: Sequence[Study], analyses: Sequence[Record] = (), *, redacted: bool) -> str:
+def render(
+    studies: Sequence[Study],
+    origins: Sequence[Origin],
+    analyses: Sequence[Record] = (),
+    *,
+    redacted: bool,
+) -> str:
     """Return the page as text; it loads nothing, and its style is part of it."""
     folder = resources.files("frostglass.report")
     environment = Environment(
@@ -79,6 +101,7 @@ def render(studies: Sequence[Study], analyses: Sequence[Record] = (), *, redacte
         analyses=[analysis_section(record) for record in analyses],
         surfaces=sorted({study.surface for study in studies}),
         redacted=redacted,
+        origins=origins,
     )
 
 

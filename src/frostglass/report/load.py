@@ -157,6 +157,7 @@ class RunFacts(BaseModel):
     """What a report needs of a run.json; `evaluators` are those of an audit that has most."""
 
     name: str
+    store: str = ""
     settings: dict[str, Any]
     versions: dict[str, str]
     threads: int
