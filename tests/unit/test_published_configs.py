@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from frostglass.attacks._search.descent import Descent
+from frostglass.attacks.base import attacks
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.core.types import Target
@@ -332,3 +334,23 @@ def test_every_evaluator_can_be_built(name):
     for evaluator in experiment.evaluators:
         shape = experiment.data.image_shape
         assert untrained(evaluator, ("a", "b", "c"), shape, (), seed=0).head
+
+
+@pytest.mark.parametrize("name", sorted(set(PATHS) - OF_NO_PAPER))
+def test_searches_of_published_configs_take_all_their_steps(name):
+    """Searches end early by default, so that a config has to say so."""
+    searches = [each.attack for each in read(name) if isinstance(each.attack, Descent)]
+    assert all(attack.patience == 0 for attack in searches)
+
+
+SEARCHES = [cls for name in attacks.names() if issubclass(cls := attacks.get(name), Descent)]
+
+
+@pytest.mark.parametrize("cls", SEARCHES, ids=lambda cls: cls.name)
+def test_searches_end_early_except_in_published_variants(cls):
+    assert cls().patience == 20
+    assert cls.variant("published").patience == 0
+    claims = ("as the ", "as published", "ablation")
+    claimed = [name for name, (why, _) in cls.variants.items() if any(c in why for c in claims)]
+    assert {"published"} <= set(claimed)
+    assert {cls.variant(name).patience for name in claimed} == {0}

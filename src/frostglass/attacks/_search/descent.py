@@ -31,6 +31,10 @@ from frostglass.runtime.batching import BATCH_MULTIPLE
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+ALL_STEPS = {"patience": 0}  # no published search ends early
+PUBLISHED: Variants = {
+    "published": ("as published: every search takes all its steps", ALL_STEPS),
+}
 # What an attacker who knows of a defense would change.
 ADAPTIVE: Variants = {
     "noise": (
@@ -71,7 +75,7 @@ class Descent(ModelAttack):
         momentum: of the first two optimisers. betas: of Adam.
         lr: step size. steps: iterations.
         patience: a candidate that convinces the target and whose confidence has been flat for this
-            many steps stops early, at the next multiple of 10; 0 uses all steps, as published.
+            many steps stops early, at the next multiple of 10; 0 takes all steps, as published.
         flat: how far a confidence may move and still count as flat.
         straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid
             of a defense's head, else every tanh layer) as if they were not there; changes nothing
@@ -90,13 +94,13 @@ class Descent(ModelAttack):
     momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     steps: Count = 1500
-    patience: Count = 0
+    patience: Count = 20
     flat: Share = 0.01
     straight_through: bool = False
     trace: bool = False
 
     unkeyed: ClassVar[Mapping[str, Any]] = {"trace": False}
-    variants: ClassVar[Variants] = ADAPTIVE
+    variants: ClassVar[Variants] = {**PUBLISHED, **ADAPTIVE}
 
     @property
     def access(self) -> tuple[str, ...]:
@@ -222,6 +226,7 @@ class Descent(ModelAttack):
         family = self.family(prior)
         shown = view.straightened() if self.straight_through else view
         settings = self.settings(self.steps, self.project)
+        alike: dict[int, bool] = {}
 
         def start(labels: Tensor) -> Tensor:
             centres = self.centres(view, prior, labels, seed=seed)
@@ -244,7 +249,14 @@ class Descent(ModelAttack):
             rng = RowRng.of(seed, "search", labels, draws)
             rows = torch.arange(len(labels), device=labels.device)
             result = descend(
-                shown, state, rows, rng, objective, settings, batch_multiple=self.batch_multiple
+                shown,
+                state,
+                rows,
+                rng,
+                objective,
+                settings,
+                batch_multiple=self.batch_multiple,
+                alike=alike,
             )
             rng = RowRng.of(seed, "rank", labels, draws)
             return replace(result, score=self.rank(view, prior, result.state, labels, rng))

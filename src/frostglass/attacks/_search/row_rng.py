@@ -31,6 +31,13 @@ class RowRng:
         generators = [self._generators[row] for row in rows]
         return RowRng(generators, padded_rows(len(rows), batch_multiple), self._device)
 
+    def copied(self) -> "RowRng":
+        """Return generators that give the same numbers, and leave these as they are."""
+        generators = [torch.Generator(rng.device) for rng in self._generators]
+        for copy, rng in zip(generators, self._generators, strict=True):
+            copy.set_state(rng.get_state())
+        return RowRng(generators, self._rows, self._device)
+
     def normal(self, *shape: int) -> Tensor:
         """Draw standard normals, (rows, *shape)."""
         return self._draw(torch.randn, shape)

@@ -14,7 +14,6 @@ Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
 Objective = Callable[[Tensor, Tensor, RowRng], tuple[Tensor, Tensor]]
 CONVINCED = 0.5  # below this confidence no search counts as converged
-FEW = 2  # below this many times the batch multiple, rows are computed in a batch of their number
 CHECK_EVERY = 10  # steps between two checks for converged and non-finite rows
 
 
@@ -91,19 +90,22 @@ def descend(
     settings: OptimizerSettings,
     *,
     batch_multiple: int = BATCH_MULTIPLE,
+    alike: dict[int, bool] | None = None,
 ) -> SearchResult:
     """Minimise `objective(state, labels, rng)`, the loss and the confidence of independent rows.
 
     `labels` (N,) are whatever the objective has to know of each row. Rows that converged, or whose
-    loss is not finite, stop with their state at the last check. What stopped is not counted as
-    queries, and neither is padding.
+    loss is not finite, stop with their state at the last check. Neither they nor padding are
+    counted as queries.
 
-    Other rows must not change how kernels round a row. Where rows are many and may converge, those
-    that stopped leave the batch, which is padded to a multiple of `batch_multiple`. Otherwise all
-    rows stay in their places: nothing is padded, and the shape follows from N alone.
+    No row may change how kernels round another one: batches have a multiple of `batch_multiple`
+    rows, and smaller ones replace them as rows stop. The first has exactly N if a trial shows that
+    kernels round alike for N; `alike` remembers the trials of one attack.
     """
-    stay = not settings.patience or len(start) < FEW * batch_multiple
-    multiple = 1 if stay else batch_multiple
+    multiple, alike = batch_multiple, {} if alike is None else alike
+    if len(start) % multiple and len(start) not in alike and not start.is_meta:  # a dry run
+        alike[len(start)] = _rounds_alike(view, start, labels, rng, objective, multiple)
+    multiple = 1 if alike.get(len(start)) else multiple
     trace = start.new_full((len(start), settings.steps, 3), torch.nan) if settings.trace else None
     finished = torch.ones_like(labels, dtype=torch.bool)
     result = SearchResult(start.clone(), torch.zeros_like(labels), finished, trace=trace)
@@ -140,8 +142,8 @@ def descend(
         searched = sound & ((still[rows] < settings.patience) if settings.patience else True)
         if not (count := int(searched.sum())):
             break
-        if count < real and not stay:
-            kept = searched.nonzero()[:, 0]
+        if len(padded_rows(count, batch_multiple)) < len(state):
+            kept, multiple = searched.nonzero()[:, 0], batch_multiple
             rows, searched = rows[kept], searched[kept]
             state, optimizer = _select(
                 state, optimizer, settings, kept[padded_rows(len(kept), multiple)]
@@ -154,6 +156,31 @@ def _recorded(loss: Tensor, gradient: Tensor, confidence: Tensor) -> Tensor:
     """Return loss, gradient norm and confidence of each row, (N, 3); padding is left out."""
     values = (loss.detach(), gradient.flatten(1).norm(dim=1), confidence)
     return torch.stack([value[: len(confidence)] for value in values], 1).to(gradient)
+
+
+def _rounds_alike(
+    view: Counting,
+    start: Tensor,
+    labels: Tensor,
+    rng: RowRng,
+    objective: Objective,
+    batch_multiple: int,
+) -> bool:
+    """Whether loss and gradient of each row have the same bits in a batch of these rows alone."""
+
+    def tried(multiple: int) -> tuple[Tensor, Tensor]:
+        rows = padded_rows(len(start), multiple).to(start.device)
+        state = start.detach()[rows].requires_grad_()
+        numbers = rng.copied().at(list(range(len(start))), multiple)
+        loss, _ = objective(state, labels[rows], numbers)
+        (gradient,) = torch.autograd.grad(loss.sum(), state)
+        return loss.detach()[: len(start)], gradient[: len(start)]
+
+    before = view.queries
+    pairs = zip(tried(1), tried(batch_multiple), strict=True)
+    result = all(bool((exact == padded).all()) for exact, padded in pairs)
+    view.queries = before
+    return result
 
 
 def _begin(

@@ -54,8 +54,8 @@ class SearchAttack(FeatureAttack):
         return difference.norm(dim=1)
 
     def evaluations(self, rows: int) -> int:
-        """Count the images encoded by one search of this many rows."""
-        return self.steps * rows
+        """Count the images encoded by one search of this many rows, padding included."""
+        return self.steps * len(padded_rows(rows))
 
     def search(
         self,

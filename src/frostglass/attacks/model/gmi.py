@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.augmented import SUBTRACT, AugmentedDescent
-from frostglass.attacks._search.descent import ADAPTIVE, brief_pool
+from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED, brief_pool
 from frostglass.attacks._search.fields import Count
 from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.search import OptimizerName
@@ -32,8 +32,8 @@ class Gmi(AugmentedDescent):
         independent. The published code keeps the seed with the best target logit (`keep = 1`; here
         the best margin), its followers keep all five (`keep = 5`). `pool`, `optimizer = "adam"`,
         students and the losses other than "ce" are additions from later attacks; the defaults are
-        the published form. MIBench has plain momentum, no clamp, and the same starts for all
-        people.
+        the published form but for `patience`. MIBench has plain momentum, no clamp, and the same
+        starts for all people.
 
     Args:
         coupling: 60 in the KED and BiDO code, 100 in GMI's.
@@ -44,7 +44,7 @@ class Gmi(AugmentedDescent):
     """
 
     title = "GMI"
-    variants: ClassVar[Variants] = {**ADAPTIVE, **SUBTRACT}
+    variants: ClassVar[Variants] = {**PUBLISHED, **ADAPTIVE, **SUBTRACT}
 
     optimizer: OptimizerName = "nesterov"
     clamp: Annotated[float, Field(ge=0)] = 1.0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.ball import project_l1
-from frostglass.attacks._search.descent import ADAPTIVE
+from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED
 from frostglass.attacks._search.fields import AtLeastOne, Count
 from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.row_rng import RowRng
@@ -134,7 +134,7 @@ class Ifgmi(Ppa):
     """
 
     title = "IF-GMI"
-    variants: ClassVar[Variants] = {**LOMMA, **SUBTRACT, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE}
 
     candidates: AtLeastOne = 50
     trials: Count = 0

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.descent import ADAPTIVE, Descent
+from frostglass.attacks._search.descent import ADAPTIVE, ALL_STEPS, PUBLISHED, Descent
 from frostglass.attacks._search.families import Diagonal, Family
 from frostglass.attacks._search.fields import AtLeastOne, Count, Positive
 from frostglass.attacks._search.start import at_zero
@@ -47,10 +47,14 @@ class Kedmi(Descent):
 
     title = "KED-MI"
     variants: ClassVar[Variants] = {
-        "bido": ("as the BiDO code runs it", {"log_variance": 0.0, "clamp": "log", "steps": 5000}),
+        **PUBLISHED,
+        "bido": (
+            "as the BiDO code runs it",
+            {"log_variance": 0.0, "clamp": "log", "steps": 5000, **ALL_STEPS},
+        ),
         "tl-dmi": (
             "as the TL-DMI code runs it",
-            {"log_variance": 0.0, "clamp": "forward", "steps": 3000},
+            {"log_variance": 0.0, "clamp": "forward", "steps": 3000, **ALL_STEPS},
         ),
         **ADAPTIVE,
     }

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.augmented import AugmentedDescent
-from frostglass.attacks._search.descent import ADAPTIVE
+from frostglass.attacks._search.descent import ADAPTIVE, ALL_STEPS, PUBLISHED
 from frostglass.attacks._search.families import Diagonal, Family
 from frostglass.attacks._search.fields import AtLeastOne, Count, Weight
 from frostglass.attacks._search.search import OptimizerName
@@ -18,7 +18,7 @@ from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 
-ON_KEDMI = {"on": "kedmi", "optimizer": "adam", "candidates": 1, "draws": 5}
+ON_KEDMI = {"on": "kedmi", "optimizer": "adam", "candidates": 1, "draws": 5, **ALL_STEPS}
 
 
 @attacks.register
@@ -50,15 +50,16 @@ class Lomma(AugmentedDescent):
 
     title = "LOMMA"
     variants: ClassVar[Variants] = {
+        **PUBLISHED,
         "kedmi": ("LOMMA on KED-MI, as published", ON_KEDMI),
         "baseline": (
             "ablation: cross-entropy on the target alone",
-            {"loss": "ce", "students": False, "regulariser": "off"},
+            {"loss": "ce", "students": False, "regulariser": "off", **ALL_STEPS},
         ),
-        "logit": ("ablation: the logit loss on the target alone", {"students": False}),
+        "logit": ("ablation: the logit loss on the target alone", {"students": False, **ALL_STEPS}),
         "augmentation": (
             "ablation: cross-entropy on target and students",
-            {"loss": "ce", "regulariser": "off"},
+            {"loss": "ce", "regulariser": "off", **ALL_STEPS},
         ),
         **ADAPTIVE,
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
 from frostglass.attacks._search.box import Box
-from frostglass.attacks._search.descent import ADAPTIVE
+from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED
 from frostglass.attacks._search.families import BoundedPoint, Family
 from frostglass.attacks._search.fields import AtLeastOne, Count, Positive, Share, Weight
 from frostglass.attacks._search.row_rng import RowRng
@@ -68,7 +68,7 @@ class Mirror(StyleDescent):
     """
 
     title = "MIRROR"
-    variants: ClassVar[Variants] = {**LOMMA, **SUBTRACT, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE}
 
     weight: Weight = 10.0
     lr: Annotated[float, Field(gt=0)] = 0.25

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
-from frostglass.attacks._search.descent import ADAPTIVE, Beta
+from frostglass.attacks._search.descent import ADAPTIVE, ALL_STEPS, PUBLISHED, Beta
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count
 from frostglass.attacks._search.query_budget import scaled_down
@@ -75,9 +75,10 @@ class Ppa(StyleDescent):
 
     title = "PPA"
     variants: ClassVar[Variants] = {
+        **PUBLISHED,
         "default-config": (
             "as the repository's default config: the step size falls after 30 and 40 of 50 steps",
-            {"milestones": (30, 40)},
+            {"milestones": (30, 40), **ALL_STEPS},
         ),
         "w+": ("a style for each layer of a StyleGAN2", {"w_plus": True}),
         **LOMMA,
