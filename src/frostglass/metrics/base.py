@@ -13,6 +13,7 @@ from torch import Tensor
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.method import Method
+from frostglass.core.pixels import ByteImages, as_bytes
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.evaluators.verifier import Verifier, enrol
@@ -121,9 +122,12 @@ class Evidence:
         return list(self.verifiers) or [enrol(each, self.split) for each in self.evaluators]
 
     @cached_property
-    def images(self) -> Tensor:
-        """All reconstructions (I · K, C, H, W), rounded to 8 bits as saved images are."""
-        return self.reconstructions.images.flatten(0, 1).mul(255).round().div(255)
+    def images(self) -> ByteImages:
+        """All reconstructions (I · K, C, H, W), rounded to 8 bits as saved images are.
+
+        They are read where they are indexed: take some at a time, such as `images.split(128)`.
+        """
+        return as_bytes(self.reconstructions.images).flatten(0, 1)
 
     @property
     def labels(self) -> Tensor:
@@ -193,7 +197,7 @@ class Metric(Method):
 metrics = Registry("metric", "frostglass.metrics", contract=Metric)
 
 
-def outputs(classifier: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
+def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[Tensor, Tensor]:
     """Return logits and features of many images, in evaluation mode and without gradients."""
     device = device_of(classifier.module)
     logits, features = [], []

@@ -23,11 +23,13 @@ class Distance(Metric):
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         private, labels = evidence.split.train, evidence.labels
-        _, known = outputs(evidence.evaluators[0], private)
         _, features = evidence.evaluator_outputs[0]
         distance = torch.empty(len(labels))
         for label in labels.unique().tolist():
             own = labels == label
-            distance[own] = nearest(features[own], known[private.labels == label])
+            # Person by person: the features of all private images may be more than memory holds.
+            of_person = private.at((private.labels == label).nonzero().flatten())
+            _, known = outputs(evidence.evaluators[0], of_person)
+            distance[own] = nearest(features[own], known)
         table = evidence.table(distance)
         return {"distance": table, "distance_squared": table**2}

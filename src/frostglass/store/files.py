@@ -201,12 +201,14 @@ class Work:
 
     `folder` survives a kill: the same step loads its checkpoints from there when it is run again.
     It is removed when the step is finished. Each checkpoint holds a hash of its content, so that
-    a damaged one is never resumed from.
+    a damaged one is never resumed from. With `maps_results`, many images are not kept in memory but
+    written in 8 bits to a file in `folder`, as the store saves them.
     """
 
     folder: Path
     on_progress: Callable[[int, int, str], None] | None = None
     before_save: Callable[[], None] | None = None
+    maps_results: bool = False
     sheets: str = field(default="", init=False)  # the path of the last sheet, for a progress note
 
     @classmethod

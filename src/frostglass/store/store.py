@@ -166,7 +166,7 @@ class Store:
             def on_progress(done: int, total: int, note: str) -> None:
                 self._emit(task, "progress", done, total, note)
 
-            work = Work(task.partial / "work", on_progress, before_save)
+            work = Work(task.partial / "work", on_progress, before_save, maps_results=True)
             write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
             self._emit(task, "resume" if any(work.folder.iterdir()) else "start")
             product = task.step.make(

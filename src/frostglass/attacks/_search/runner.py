@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.collected import CollectedImages
 from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
 from frostglass.attacks._search.search import SearchResult
@@ -243,11 +244,12 @@ def _run(
     shards, done = [], 0
     size = _people_per_shard(attack, starts.shape[1])
     groups = list(zip(people.split(size), starts.split(size), strict=True))
+    images = CollectedImages(work, len(people))
     for number, (labels, start) in enumerate(groups):
         name = f"shard-{number:05d}"
         if not (saved := work.load(name)):
             began, before = time.perf_counter(), view.queries
-            tensors = _shard(attack, recipe, view, prior, labels, start)
+            tensors = images.smaller(_shard(attack, recipe, view, prior, labels, start))
             spent: dict[str, Any] = {
                 "queries": view.queries - before,
                 "seconds": time.perf_counter() - began,
@@ -255,13 +257,13 @@ def _run(
             saved = tensors, spent
             work.save(name, *saved)
         tensors, values = saved
-        shards.append(tensors)
+        shards.append(images.add(tensors))
         queries += values["queries"]
         seconds += values["seconds"]
         done += len(labels)
         work.progress(number + 1, len(groups), f"{done} people")
     joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
-    return Reconstructions(**joined, queries=queries, seconds=seconds)
+    return Reconstructions(images.all(), **joined, queries=queries, seconds=seconds)
 
 
 def _people_per_shard(attack: ModelAttack, rows: int) -> int:
