@@ -198,6 +198,7 @@ class NoWork:
     """A step's work folder that keeps nothing."""
 
     sheets = ""
+    maps_results = False
 
     def __init__(self):
         self.kept = {}

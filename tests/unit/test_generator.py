@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from frostglass.attacks._search.start import Pool
 from frostglass.attacks.base import invert, prior_only
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
@@ -17,7 +18,7 @@ from frostglass.priors._user_images import Latents, UserImages, check_generator
 from frostglass.priors.base import priors
 from frostglass.priors.generator import Generator, prior_from
 from generators import NORMALS, PUBLIC, Dcgan, Z, code, generator, generator_folder, onnx_model
-from worlds import SHAPE, target
+from worlds import SHAPE, rng, target
 
 
 @pytest.fixture(autouse=True)
@@ -343,3 +344,44 @@ def test_colour_and_grey_serve_each_other(made, taken):
             for p in (found, baseline)
         ]
     assert sure[0] > sure[1] + 0.1
+
+
+class Noting(Dcgan):
+    """A generator that notes how many images it makes at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def forward(self, latents):
+        self.rows.append(len(latents))
+        return super().forward(latents)
+
+
+def test_images_are_made_in_parts_that_fit_into_the_memory():
+    whole = UserImages(Dcgan().eval(), Latents("normal", (Z, 1, 1)), -1, 1)
+    network = Noting().eval()
+    network.load_state_dict(whole.network.state_dict())
+    each = whole.image_bytes
+    parts = UserImages(network, whole.latents, -1, 1, memory=5 * each / 2**30)
+    assert parts.image_bytes == each > 4 * math.prod(whole(torch.zeros(1, Z)).shape)
+    network.rows.clear()
+    latents = [torch.randn(10, Z, generator=rng()).requires_grad_() for _ in range(2)]
+    images = [make(normals) for make, normals in zip((whole, parts), latents, strict=True)]
+    assert network.rows == [4, 4, 2]
+    assert torch.allclose(*images, atol=1e-5)
+    for made in images:
+        made.square().sum().backward()
+    assert torch.allclose(latents[0].grad, latents[1].grad, atol=1e-4)
+
+
+def test_a_pool_shows_no_more_draws_at_once_than_a_search():
+    network = Noting().eval()
+    prior = prior_from(network, latent=f"normal:{Z}x1x1")
+    view = target().view(["gradients"])
+    network.rows.clear()
+    Pool(view, prior, 70, seed=0, batch=20)
+    assert network.rows == [32, 32, 6]
+    network.rows.clear()
+    Pool(view, prior, 300, seed=0, batch=1000)
+    assert network.rows == [256, 44]

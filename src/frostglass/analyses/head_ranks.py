@@ -22,7 +22,6 @@ from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.models.taps import STEPS
-from frostglass.runtime.hooks import ReplacesHead
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -49,9 +48,7 @@ def head_parts(target: Target) -> dict[str, Tensor]:
     """Return the matrices of the head: one, or several where a defense replaced it."""
     modules = dict(target.module.named_modules())
     scopes: dict[str, nn.Module] = {
-        name: part
-        for name, part in modules.items()
-        if isinstance(part, ReplacesHead) and part.replaces_head
+        name: part for name, part in modules.items() if getattr(part, "replaces_head", False)
     } or {target.head: modules[target.head]}
     found = {
         f"{name}.{inner}".strip("."): layer.weight.detach().flatten(1)

@@ -1,12 +1,13 @@
 """The contract of an attack on either surface, and the function that runs one."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.collected import CollectedImages
 from frostglass.attacks._search.select import in_order
 from frostglass.attacks._search.start import fresh
 from frostglass.core.assets import Asset, Assets, KnownAttribute
@@ -23,6 +24,7 @@ from frostglass.store.files import Work
 
 Surface = Literal["model", "features"]
 View = ModelView | FeatureView
+DRAWN_AT_ONCE = 64  # images of the prior-only baseline
 KNOWN_DRAWS = 8  # draws for each one that is kept, where an attribute of the person is known
 
 
@@ -125,7 +127,7 @@ def invert(
         raise ConfigError(problems)
     with frozen(view.module, *assets.modules):
         result = attack.run(view, assets, labels, seed=seed, work=work or Work.scratch())
-    if not result.images.isfinite().all():
+    if isinstance(result.images, Tensor) and not result.images.isfinite().all():
         raise RunError(f"{attack.name} returned images that are not finite: lower its lr")
     if result.partial is not None and result.partial.all():
         raise RunError(
@@ -168,6 +170,7 @@ def prior_only(
     public: Images | None = None,
     known: KnownAttribute | None = None,
     seed: int,
+    work: Work | None = None,
 ) -> Reconstructions:
     """Return the prior-only baseline: random draws assigned to people without any view.
 
@@ -178,51 +181,71 @@ def prior_only(
     public images.
     """
     labels = torch.as_tensor(people)
-    if known is not None:
-        more = prior_only(prior, labels, KNOWN_DRAWS * candidates, public=public, seed=seed)
-        return _that_fit(more, known, candidates)
+    each = candidates * (KNOWN_DRAWS if known else 1)
     if prior is None:
-        return _public_draws(public, labels, candidates, seed=seed)
+        draw = _public_draws(public, labels, each, seed=seed)
+    else:
+        draw = _prior_draws(prior, labels, each, public, seed=seed)
+    collected, latents = CollectedImages(work or Work.scratch(), len(labels)), []
+    for rows in torch.arange(len(labels)).split(max(1, DRAWN_AT_ONCE // each)):
+        images, own = draw(rows)
+        if known is not None:
+            order = _fitting_first(images, labels[rows], known)[:, :candidates]
+            images, own = in_order(order, images), in_order(order, own)
+        collected.add(collected.smaller({"images": images}))
+        latents.append(own)
+    return Reconstructions(
+        collected.all(),
+        labels,
+        torch.cat(latents),
+        torch.zeros(len(labels), candidates),
+        queries=0,
+        seconds=0.0,
+    )
+
+
+# From rows of people to their images (n, K, C, H, W) and latents (n, K, ...).
+Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def _prior_draws(
+    prior: Prior, labels: Tensor, candidates: int, public: Images | None, *, seed: int
+) -> Draw:
     latents = fresh(prior, labels, candidates, seed=seed, purpose="prior only")
     given = labels.repeat_interleave(candidates)
     if prior.condition == "label":
         rng = generator_for(seed, "prior only", "labels")
         given = torch.randint(prior.classes, given.shape, generator=rng)
-    given = given.to(device_of(prior.generator))
-    with frozen(*prior.modules), torch.no_grad():
-        images = torch.cat([
-            prior.images(z, y)
-            for z, y in zip(latents.flatten(0, 1).split(64), given.split(64), strict=True)
-        ])  # fmt: skip
-    if public is not None:
-        images = match_shape(images, public.shape)
-    images = images.unflatten(0, (len(labels), candidates)).cpu()
-    return _draws(images, labels, latents.cpu())
+    given = given.unflatten(0, latents.shape[:2]).to(device_of(prior.generator))
+
+    def draw(rows: Tensor) -> tuple[Tensor, Tensor]:
+        flat = (column[rows].flatten(0, 1).split(DRAWN_AT_ONCE) for column in (latents, given))
+        with frozen(*prior.modules), torch.no_grad():
+            images = torch.cat([prior.images(z, y).cpu() for z, y in zip(*flat, strict=True)])
+        if public is not None:
+            images = match_shape(images, public.shape)
+        return images.unflatten(0, (len(rows), candidates)), latents[rows].cpu()
+
+    return draw
 
 
-def _that_fit(draws: Reconstructions, known: KnownAttribute, keep: int) -> Reconstructions:
-    """Keep the first draws of each person that show what is known, then others."""
+def _fitting_first(images: Tensor, labels: Tensor, known: KnownAttribute) -> Tensor:
+    """Return the order (n, K) of draws in which those that show what is known come first."""
     device = device_of(known.classifier.module)
     with frozen(known.classifier.module):
-        logits = batch_invariant(known.logits, draws.images.flatten(0, 1).to(device)).cpu()
-    present = torch.tensor(known.present)[draws.labels][:, None]
-    wrong = (logits.unflatten(0, draws.images.shape[:2]) > 0) != present
-    order = wrong.byte().argsort(dim=1, stable=True)[:, :keep]
-    images, latents = in_order(order, draws.images), in_order(order, draws.latents)
-    return _draws(images, draws.labels, latents)
+        logits = batch_invariant(known.logits, images.flatten(0, 1).to(device)).cpu()
+    present = torch.tensor(known.present)[labels][:, None]
+    wrong = (logits.unflatten(0, images.shape[:2]) > 0) != present
+    return wrong.byte().argsort(dim=1, stable=True)
 
 
-def _public_draws(
-    public: Images | None, labels: Tensor, candidates: int, *, seed: int
-) -> Reconstructions:
+def _public_draws(public: Images | None, labels: Tensor, candidates: int, *, seed: int) -> Draw:
     images = Assets(public=public).require_public()
     chosen = torch.randint(
         len(images), (len(labels), candidates), generator=generator_for(seed, "blind")
     )
-    drawn = images.floats(chosen.flatten()).unflatten(0, chosen.shape)
-    return _draws(drawn, labels, torch.zeros(*chosen.shape, 0))
 
+    def draw(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return images.floats(chosen[rows]), torch.zeros(len(rows), candidates, 0)
 
-def _draws(images: Tensor, labels: Tensor, latents: Tensor) -> Reconstructions:
-    confidence = torch.zeros(images.shape[:2])
-    return Reconstructions(images, labels, latents, confidence, queries=0, seconds=0.0)
+    return draw

@@ -43,8 +43,8 @@ def _plain_features(exposure: FeatureExposure) -> torch.Tensor:
     encoder = halves(exposure.target).encoder
     device = device_of(encoder)
     with frozen(encoder), torch.no_grad():
-        parts = exposure.images.floats().split(CHUNK)
-        return torch.cat([encoder(part.to(device)) for part in parts]).cpu()
+        parts = torch.arange(len(exposure.images)).split(CHUNK)
+        return torch.cat([encoder(exposure.images.floats(part).to(device)).cpu() for part in parts])
 
 
 def _utilities(exposure: FeatureExposure) -> dict[str, Mapping[str, Any]]:

@@ -25,6 +25,7 @@ from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
 from frostglass.auditing.run_record import record_run
 from frostglass.core.method import Method
+from frostglass.core.pixels import as_bytes
 from frostglass.core.types import Target
 from frostglass.metrics.accuracy import conventions
 from frostglass.metrics.base import Rows, Score
@@ -278,7 +279,7 @@ def _images(audits: Sequence[Audit]) -> dict[str, torch.Tensor]:
         index = [(held_out.labels == label).nonzero()[0, 0] for label in labels]
         truth = {"private": held_out.pixels[torch.stack(index)]}
     return truth | {
-        f"audit.{number}": audit.reconstructions.images.mul(255).round().byte().contiguous()
+        f"audit.{number}": as_bytes(audit.reconstructions.images).pixels
         for number, audit in enumerate(audits)
     }
 

@@ -23,9 +23,11 @@ from frostglass.auditing.products import (
 )
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.display import image_grid
+from frostglass.core.pixels import ByteImages
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
+from frostglass.data._gather import mapped, write_images
 from frostglass.data._splits import PIXELS, load_split, make_split, save_split
 from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense
@@ -49,6 +51,7 @@ from frostglass.training.build import rebuild_network
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training, stage_split
 
+IMAGES = "images.safetensors"  # of reconstructions
 CHUNK = 128  # images encoded together
 
 
@@ -243,9 +246,10 @@ def _prior_only(
     people: Sequence[int],
     known: KnownAttribute | None = None,
     seed: int,
+    work: Work,
     **_: Any,
 ) -> Reconstructions:
-    return prior_only(prior, people, candidates, public=public, known=known, seed=seed)
+    return prior_only(prior, people, candidates, public=public, known=known, seed=seed, work=work)
 
 
 def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
@@ -257,19 +261,19 @@ def _save_reconstructions(result: Reconstructions, folder: Path) -> None:
         "trace": result.trace,
     }
     tensors = {
-        "images": result.images,
         "labels": result.labels,
         "latents": result.latents,
         "confidence": result.confidence,
         **{name: column for name, column in optional.items() if column is not None},
     }
     write_tensors(folder / "reconstructions.safetensors", tensors, {"queries": result.queries})
+    write_images(result.images, folder / IMAGES)
 
 
 def _load_reconstructions(folder: Path, device: torch.device) -> Reconstructions:
     tensors, values = read_tensors(folder / "reconstructions.safetensors")
-    seconds = seconds_of(folder)
-    return Reconstructions(**tensors, queries=values["queries"], seconds=seconds)  # type: ignore[arg-type]
+    values |= {**tensors, "seconds": seconds_of(folder)}
+    return Reconstructions(ByteImages(mapped(folder / IMAGES), folder / IMAGES), **values)
 
 
 def _score(
@@ -337,7 +341,7 @@ AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, Traine
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
 PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
 ATTACK = Step("attack", 7, _attack, _save_reconstructions, _load_reconstructions)
-PRIOR_ONLY = Step("prior_only", 3, _prior_only, _save_reconstructions, _load_reconstructions)
+PRIOR_ONLY = Step("prior_only", 4, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
 SCORES = Step("scores", 5, _score, _save_rows, _load_rows)
 

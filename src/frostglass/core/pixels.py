@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -104,6 +104,41 @@ class PixelView(PixelSource):
             if len(places):
                 yield source, rows[places] - first, places
             first += len(source)
+
+
+@dataclass(frozen=True, eq=False)
+class ByteImages:
+    """Images (..., C, H, W) kept as bytes, in memory or in the mapped file at `path`.
+
+    They are float32 in [0, 1] where they are indexed; `images[:]` reads all.
+    """
+
+    pixels: Tensor
+    path: Path | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pixels.shape
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.pixels[index].float().div_(255)
+
+    def flatten(self, first: int, last: int) -> "ByteImages":
+        return ByteImages(self.pixels.flatten(first, last))
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Read the images in parts."""
+        return (part.float().div_(255) for part in self.pixels.split(size))
+
+
+def as_bytes(images: Tensor | ByteImages) -> ByteImages:
+    """Round images to 8 bits, as every saved or judged image is."""
+    if isinstance(images, ByteImages):
+        return images
+    return ByteImages(images.detach().mul(255).round().byte())
 
 
 def view(pixels: Pixels, rows: Tensor) -> PixelView:

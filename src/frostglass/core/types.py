@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from frostglass.core.display import MAX_ROWS, image_grid, image_tag
 from frostglass.core.errors import DataError
-from frostglass.core.pixels import Pixels, joined, view
+from frostglass.core.pixels import ByteImages, Pixels, joined, view
 from frostglass.runtime.hooks import capture
 
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ class Target:
 class Reconstructions:
     """The result of an attack: K images for each of I attacked people.
 
-    `images` float32 (I, K, C, H, W); `labels` (I,) the attacked classes; `latents` (I, K, ...).
+    `images` float32 (I, K, C, H, W), or `ByteImages` that are read where they are indexed: a store
+    keeps 8 bits and maps its file. `labels` (I,) the attacked classes; `latents` (I, K, ...).
     `confidence` (I, K) is the target's probability of the attacked class, or the share of the
     released feature that an image explains. `queries` counts images shown to the target, `seconds`
     the time spent. On the model surface candidates are in the order of the attack's guesses, the
@@ -231,7 +232,7 @@ class Reconstructions:
     TRACED before each step of the search behind an image; NaN after it stopped.
     """
 
-    images: Tensor
+    images: Tensor | ByteImages
     labels: Tensor
     latents: Tensor
     confidence: Tensor

@@ -5,17 +5,17 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frostglass.core.errors import DataError
-from frostglass.core.pixels import Pixels, PixelTable, chunks, hashed
+from frostglass.core.errors import DataError, StoreError
+from frostglass.core.pixels import ByteImages, Pixels, PixelTable, as_bytes, chunks, hashed
 from frostglass.data.base import listed
 from frostglass.store.files import permissions
 
@@ -46,7 +46,8 @@ def gathered(parts: Sequence[Pixels], file: Path | None = None) -> PixelTable:
     pixels = torch.empty(shape if file is None else (0,), dtype=torch.uint8)
     # Threads help: Pillow decodes, and hashes are computed, without holding Python's lock.
     threads = min(THREADS, os.cpu_count() or 1)
-    with _writer(pixels, file, shape) as write, ThreadPoolExecutor(threads) as pool:
+    target = pixel_writer(file, shape) if file else nullcontext(pixels.__setitem__)
+    with target as write, ThreadPoolExecutor(threads) as pool:
 
         def transfer(source: Pixels, rows: slice, first: int) -> list[str]:
             place = slice(first + rows.start, first + rows.stop)
@@ -67,15 +68,12 @@ def gathered(parts: Sequence[Pixels], file: Path | None = None) -> PixelTable:
             first += len(source)
     if bad:
         raise UnreadableImages(bad, shape[0])
-    return PixelTable(pixels, hashes) if file is None else mapped(file, hashes)
+    return PixelTable(mapped(file) if file else pixels, hashes, file)
 
 
 @contextmanager
-def _writer(memory: Tensor, file: Path | None, shape: Sequence[int]) -> Iterator[Write]:
-    """Give a function that writes images to their place, in memory or in a new safetensors file."""
-    if file is None:
-        yield memory.__setitem__
-        return
+def pixel_writer(file: Path, shape: Sequence[int]) -> Iterator[Write]:
+    """Give a function that writes rows of uint8 (N, ...) to their place in a safetensors file."""
     size, each = math.prod(shape), math.prod(shape[1:])
     entry = {"dtype": "U8", "shape": list(shape), "data_offsets": [0, size]}
     text = json.dumps({NAME: entry}).encode()
@@ -90,7 +88,7 @@ def _writer(memory: Tensor, file: Path | None, shape: Sequence[int]) -> Iterator
         os.truncate(descriptor, len(head) + size)
 
         def write(place: slice, pixels: Tensor) -> None:
-            data = pixels.flatten().numpy().data
+            data = pixels.cpu().contiguous().flatten().numpy().data
             _write_all(descriptor, data, len(head) + place.start * each)
 
         yield write
@@ -104,22 +102,40 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[done:], offset + done
 
 
-def mapped(file: Path, hashes: Tensor) -> PixelTable:
-    """Map pixels that `gathered` wrote: what is touched is read, and counts as the system's cache.
+def mapped(file: Path) -> Tensor:
+    """Map the pixels of a file: what is touched is read, and counts as the system's cache.
 
     The file may be removed while it is mapped, and must not be changed.
     """
-    with safe_open(file, framework="pt") as stored:
-        return PixelTable(stored.get_tensor(NAME), hashes, file)
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return stored.get_tensor(NAME)
+    except SafetensorError as error:
+        raise StoreError(
+            f"{file} is not a whole safetensors file ({error}): delete that file or its folder"
+        ) from error
 
 
 def write_table(table: PixelTable, file: Path) -> None:
     """Write a table as a new file; one that has a file already is linked where that is possible."""
-    if table.path is not None:
-        try:
-            os.link(table.path, file)
-        except OSError:  # another file system, or one without links
-            pass
-        else:
-            return
-    gathered([table], file)
+    if not _linked(table.path, file):
+        gathered([table], file)
+
+
+def write_images(images: Tensor | ByteImages, file: Path) -> None:
+    """Write images (N, ..., C, H, W) in 8 bits as a new file, or link theirs."""
+    if isinstance(images, ByteImages) and _linked(images.path, file):
+        return
+    with pixel_writer(file, images.shape) as write:
+        for part in chunks(len(images), images.shape[1:]):
+            write(part, as_bytes(images[part]).pixels)
+
+
+def _linked(path: Path | None, file: Path) -> bool:
+    if path is None:
+        return False
+    try:
+        os.link(path, file)
+    except OSError:  # another file system, or one without links
+        return False
+    return True

@@ -252,7 +252,7 @@ def load_split(folder: Path) -> Split:
     try:
         text = json.loads((folder / "split.json").read_text())
         tensors, _ = read_tensors(folder / "split.safetensors")
-        table = mapped(folder / PIXELS, tensors["hashes"])
+        table = PixelTable(mapped(folder / PIXELS), tensors["hashes"], folder / PIXELS)
         optional = [part for part in OPTIONAL if part in text["words"]]
         parts = {
             part: _images(part, table, tensors, text["words"][part]) for part in (*PARTS, *optional)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.pixels import ByteImages
 from frostglass.core.types import Images, Split, Target
 from frostglass.data._impostors import held_out_people
 from frostglass.networks.embedding import embed, public_centre
@@ -52,7 +53,9 @@ class Verifier:
     impostors: int
     key: str = ""
 
-    def matches(self, evaluator: Target, images: Tensor, people: Sequence[int]) -> Tensor:
+    def matches(
+        self, evaluator: Target, images: Tensor | ByteImages, people: Sequence[int]
+    ) -> Tensor:
         """Return how well images match people, (images, people)."""
         matches = torch.cat(
             [

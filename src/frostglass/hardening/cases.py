@@ -116,9 +116,13 @@ def _mirror(exp: Experiment) -> Mirror:
 def _resized(attack: Attack, like: Attack) -> Attack:
     """Return an attack by gradients with candidates, batch size and patience of another."""
     if isinstance(attack, Descent) and isinstance(like, Descent):
-        keep = min(like.keep, like.candidates)
-        size = {"candidates": like.candidates, "keep": keep, "batch": like.batch}
-        return replace(attack, **size, patience=like.patience)
+        return replace(
+            attack,
+            candidates=like.candidates,
+            keep=min(like.keep, like.candidates),
+            batch=like.batch,
+            patience=like.patience,
+        )
     return attack
 
 

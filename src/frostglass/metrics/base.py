@@ -14,6 +14,7 @@ from torch import Tensor
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
+from frostglass.core.pixels import ByteImages, as_bytes
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target, match_shape
 from frostglass.evaluators.verifier import Verifier, enrol
@@ -128,7 +129,7 @@ class Evidence:
     embedder: Target | None = None
     embeds: bool = False
     verifiers: Sequence[Verifier] = ()
-    draws: tuple[Tensor, Tensor] | None = None
+    draws: tuple[Tensor | ByteImages, Tensor | ByteImages] | None = None
 
     @cached_property
     def enrolled(self) -> list[Verifier]:
@@ -136,9 +137,12 @@ class Evidence:
         return list(self.verifiers) or [enrol(each, self.split) for each in self.evaluators]
 
     @cached_property
-    def images(self) -> Tensor:
-        """All reconstructions (I · K, C, H, W), rounded to 8 bits as saved images are."""
-        return self.reconstructions.images.flatten(0, 1).mul(255).round().div(255)
+    def images(self) -> ByteImages:
+        """All reconstructions (I · K, C, H, W), rounded to 8 bits as saved images are.
+
+        They are read where they are indexed: take some at a time, such as `images.split(128)`.
+        """
+        return as_bytes(self.reconstructions.images).flatten(0, 1)
 
     @property
     def labels(self) -> Tensor:
@@ -204,10 +208,11 @@ class Evidence:
         """
         if self.victims is not None:
             return self.per_candidate(self.victims)
-        ours, result = match_shape(self.images, self.private.shape), []
+        result = []
         for _, mine, own in self.by_person():
             private = self.private.floats(own)
-            error = torch.stack([(private - each).square().mean((1, 2, 3)) for each in ours[mine]])
+            ours = match_shape(self.images[mine], self.private.shape)
+            error = torch.stack([(private - each).square().mean((1, 2, 3)) for each in ours])
             result.append(private[error.argmin(1)])
         return torch.cat(result)
 
@@ -273,7 +278,7 @@ class Metric(Method):
 metrics = Registry("metric", "frostglass.metrics", contract=Metric)
 
 
-def outputs(classifier: Target, images: Tensor | Images) -> tuple[Tensor, Tensor]:
+def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[Tensor, Tensor]:
     """Return logits and features of many images, in evaluation mode and without gradients."""
     device = device_of(classifier.module)
     logits, features = [], []

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frostglass.core.parameters import parameters
+from frostglass.core.pixels import ByteImages
 from frostglass.core.types import Images, Target
 from frostglass.metrics._frechet import frechet_distance
 from frostglass.metrics._stats import jackknife
@@ -71,7 +72,7 @@ class Fid(Metric):
             "fid_real": _over_people("fid_real", people, real, private),
         }
 
-    def _features(self, network: Target, images: Tensor | Images) -> Tensor:
+    def _features(self, network: Target, images: ByteImages | Images) -> Tensor:
         features = finite(outputs(network, images)[1], "images")
         return F.normalize(features, dim=1) if self.normalised else features
 

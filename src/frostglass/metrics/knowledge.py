@@ -74,7 +74,7 @@ class Knowledge(Metric):
 
     def _labelled(self, evidence: Evidence, private: Images) -> Images:
         """Return the reconstructions as images of the attacked people."""
-        images = match_shape(evidence.images, private.shape).clamp(0, 1)
+        images = match_shape(evidence.images[:], private.shape).clamp(0, 1)
         rows, candidates = evidence.reconstructions.images.shape[:2]
         return Images(
             pixels=images.mul(255).round().byte(),

@@ -48,11 +48,12 @@ class Likeness(Metric):
     title: ClassVar[str] = "Image similarity"
 
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
-        images = evidence.images
-        if evidence.victims is None:  # a prior may generate images of another size
-            images = match_shape(images, evidence.private.shape).clamp(0, 1)
-        pairs = zip(images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
-        parts = [likeness(images, originals) for images, originals in pairs]
+        pairs = zip(evidence.images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
+        # A prior may generate images of another size.
+        parts = [
+            likeness(match_shape(images, evidence.split.train.shape).clamp(0, 1), originals)
+            for images, originals in pairs
+        ]
         return {
             name: evidence.table(torch.cat([part[name] for part in parts])) for name in parts[0]
         }

@@ -31,5 +31,5 @@ class Manifold(Metric):
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         public = evidence.split.public
         spread = torch.linspace(0, len(public) - 1, min(self.images, len(public))).long()
-        _, known = outputs(evidence.evaluators[0], public.floats(spread))
+        _, known = outputs(evidence.evaluators[0], public.at(spread))
         return {"manifold": evidence.table(nearest(evidence.evaluator_outputs[0][1], known))}

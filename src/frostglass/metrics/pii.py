@@ -51,9 +51,12 @@ class Pii(Metric):
             raise ConfigError("pii needs two sets of draws of the prior, got none: pass draws=...")
         people, candidates = evidence.reconstructions.images.shape[:2]
         shape = (people, candidates)
-        sets = [evidence.images, _originals(evidence), *(d.flatten(0, 1) for d in evidence.draws)]
+        draws = (each.flatten(0, 1) for each in evidence.draws)
         size = (evidence.images.shape[1], *evidence.images.shape[2:])
-        sets = [match_shape(images, size).unflatten(0, shape) for images in sets]
+        sets = [
+            match_shape(images[:], size).unflatten(0, shape)
+            for images in (evidence.images, _originals(evidence), *draws)
+        ]
 
         @cache
         def terms(kept: tuple[int, ...]) -> dict[str, float]:

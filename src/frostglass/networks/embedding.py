@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frostglass.core.pixels import ByteImages
 from frostglass.core.types import Images, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -23,7 +24,7 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     return torch.cat(parts).nanmean(0)
 
 
-def embed(embedder: Target, images: Tensor, centre: Tensor) -> Tensor:
+def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tensor:
     """Return embeddings (N, F) of length 1 relative to `centre`.
 
     The cosine of two embeddings says how likely two images show the same person.

@@ -145,7 +145,8 @@ class Call:
             columns = self.config.kept * self.size.images_per_person
         rows = (len(people), columns)
         return Reconstructions(
-            torch.empty(*rows, *product.images.shape[2:], device=META),
+            # One image stands for all: the store maps them.
+            torch.empty(1, 1, *product.images.shape[2:], device=META).expand(*rows, -1, -1, -1),
             torch.tensor(people),
             torch.empty(*rows, *product.latents.shape[2:], device=META),
             torch.empty(rows, device=META),

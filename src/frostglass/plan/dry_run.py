@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.base import Attack
 from frostglass.attacks.features.base import spread_evenly
 from frostglass.auditing.products import FeatureExposure, ImageBatch, Released
-from frostglass.auditing.steps import SCORES, SPLIT, TARGET
+from frostglass.auditing.steps import ATTACK, SCORES, SPLIT, TARGET
 from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
 from frostglass.core.method import Method
@@ -251,8 +252,9 @@ class DryRunStore(Store):
             cost = Cost().plus(cost, full.images / brief.images)
         with self._ledger.measure() as whole:
             product = full.full_size(product)
-            if isinstance(product, Reconstructions):  # joined from parts
-                self._ledger.charge(product.images.nbytes)
+            if task.step is ATTACK and not isinstance(full.config, ModelAttack):
+                # Only attacks on models write their images to a file, part by part.
+                self._ledger.charge(2 * 4 * math.prod(product.images.shape))
         return Measured(product, work, replace(cost, memory=max(memory, whole.memory)))
 
     def _run(self, task: Task[Any], call: Call) -> tuple[Any, Cost, Cost]:

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from frostglass.core.errors import ModelError
 from frostglass.core.types import Shape
 from frostglass.models.base import MODEL_ERRORS, first_line
+from frostglass.priors._parts import in_parts, rows_at_once
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.seeding import generator_for
@@ -70,14 +73,23 @@ class Latents:
 class UserImages(nn.Module):
     """Images in [0, 1] from standard normals (N, size), made by a user's network.
 
-    The network takes `latents` and puts out values from `black` to `white`.
+    The network takes `latents` and puts out values from `black` to `white`. With `memory`, images
+    are made in parts that take about so many GiB, gradients included.
     """
 
-    def __init__(self, network: nn.Module, latents: Latents, black: float, white: float):
+    def __init__(
+        self,
+        network: nn.Module,
+        latents: Latents,
+        black: float,
+        white: float,
+        memory: float | None = None,
+    ):
         super().__init__()
         self.network = network
         self.latents = latents
         self.black, self.white = black, white
+        self.memory = memory
 
     def forward(self, normals: Tensor) -> Tensor:
         return self.paint(normals).clamp(0, 1)
@@ -88,7 +100,30 @@ class UserImages(nn.Module):
 
     def raw(self, normals: Tensor) -> Tensor:
         """Return the network's own output."""
-        return self.network(self.latents.of(normals))
+        rows = len(normals)
+        if self.memory is not None and rows > 1:
+            rows = rows_at_once(self.memory, self.image_bytes)
+        return in_parts(lambda part: self.network(self.latents.of(part)), rows, normals)
+
+    @cached_property
+    def image_bytes(self) -> int:
+        """Measure the memory that one image takes: what gradients keep, and as much while they run.
+
+        What the network always holds, its weights, does not count.
+        """
+        held = (*self.network.parameters(), *self.network.buffers())
+        weights = {tensor.untyped_storage()._cdata for tensor in held}
+        kept: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        start = torch.zeros(1, self.latents.size, device=device_of(self), requires_grad=True)
+        with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+            image = self.network(self.latents.of(start))
+        return image.nbytes + 2 * sum(size for name, size in kept.items() if name not in weights)
 
 
 def check_generator(generator: UserImages, name: str, size: int | None = None) -> Shape:

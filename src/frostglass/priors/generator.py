@@ -42,9 +42,15 @@ class SourcedImages(UserImages):
     content: Tensor
 
     def __init__(
-        self, source: str, network: nn.Module, latents: Latents, black: float, white: float
+        self,
+        source: str,
+        network: nn.Module,
+        latents: Latents,
+        black: float,
+        white: float,
+        memory: float | None = None,
     ):
-        super().__init__(network, latents, black, white)
+        super().__init__(network, latents, black, white, memory)
         self.source = source
         digest = torch.tensor(list(weights_digest(network)), dtype=torch.uint8)
         self.register_buffer("content", digest)
@@ -89,6 +95,8 @@ class Generator(PriorMethod):
         size: height and width of its images in pixels, if they are to be checked.
         resize: accept a generator that makes images of another size than the data has; they are
             resized for the target. Colour and grey serve each other anyway.
+        memory: GiB that making images may take in an attack; fewer at a time are made where it is
+            too little. What one image takes is measured. By default a batch is made at once.
         trust: read a TorchScript file, which is a program and can write files when it is read.
     """
 
@@ -100,6 +108,7 @@ class Generator(PriorMethod):
     ] = (-1.0, 1.0)
     size: Annotated[int, Field(ge=1)] | None = None
     resize: bool = False
+    memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     trust: bool = False
 
     title: ClassVar[str] = "User's generator"
@@ -151,7 +160,7 @@ class Generator(PriorMethod):
 
     def _images(self) -> SourcedImages:
         network = load_network(self.source, self.weights)
-        return SourcedImages(self.source, network, self.latents, *self.range)
+        return SourcedImages(self.source, network, self.latents, *self.range, self.memory)
 
     def _prior(self, images: UserImages, shape: Shape) -> Prior:
         return _prior(images, shape, self.record()["parameters"], resize=self.resize)
@@ -167,6 +176,7 @@ def prior_from(
     range: tuple[float, float] = (-1.0, 1.0),
     size: int | None = None,
     resize: bool = False,
+    memory: float | None = None,
 ) -> Prior:
     """Return a prior of any module that makes images, checked as `prior.name = "generator"` is.
 
@@ -179,6 +189,7 @@ def prior_from(
         range: what it puts out for black and for white.
         size: height and width of its images, if they are to be checked.
         resize: accept targets that take images of another size.
+        memory: GiB that making images may take; larger batches are made in parts.
     """
     name = type(module).__name__
     try:
@@ -186,13 +197,14 @@ def prior_from(
         _check_distinct(range)
     except ValueError as error:
         raise ConfigError(f"prior_from: {error}") from None
-    images = UserImages(module, latents, *range).eval()
+    images = UserImages(module, latents, *range, memory).eval()
     stated = {
         "source": f"a {name} in memory",
         "latent": latent,
         "range": list(range),
         "size": size,
         "resize": resize,
+        "memory": memory,
     }
     return _prior(images, check_generator(images, name, size), stated, resize=resize)
 

@@ -1,6 +1,5 @@
 """The StyleGAN2 prior: read from a converted file, or trained on public images."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget
@@ -22,9 +20,9 @@ from frostglass.networks.stylegan2.network import StyleGenerator, StyleSettings
 from frostglass.networks.stylegan2.nvidia import load_generator
 from frostglass.priors._diffaugment import Change, changed
 from frostglass.priors._gan import GanMethod, GanTraining
+from frostglass.priors._parts import in_parts, rows_at_once
 from frostglass.priors.base import LOADED, PriorTask, check_size, on_device, priors
 
-GIB = 2**30
 COPIES = 7  # tensors as large as a convolution's output that its gradients keep, measured
 
 
@@ -73,22 +71,12 @@ class StyleImages(nn.Module):
 
     def in_parts(self, make: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """Return `make(*columns)`, computed for as many rows at a time as the memory holds."""
-        rows = self.rows_at_once
-        if len(columns[0]) <= rows:
-            return make(*columns)
-        parts = zip(*(column.split(rows) for column in columns), strict=True)
-        if not torch.is_grad_enabled():
-            return torch.cat([make(*part) for part in parts])
-        recompute = functools.partial(
-            checkpoint, make, use_reentrant=False, preserve_rng_state=False
-        )
-        return torch.cat([recompute(*part) for part in parts])
+        return in_parts(make, self.rows_at_once, *columns)
 
     @property
     def rows_at_once(self) -> int:
-        """Images made at once: a power of two, so that parts of a padded batch are alike."""
-        fitting = int(self.memory * GIB / image_bytes(self.settings))
-        return 2 ** max(0, fitting.bit_length() - 1)
+        """Images made at once."""
+        return rows_at_once(self.memory, image_bytes(self.settings))
 
 
 def image_bytes(settings: StyleSettings) -> int:

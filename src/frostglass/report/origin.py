@@ -14,6 +14,7 @@ from frostglass.auditing.run_folder import NUMBERS, all_scores, plain_scores
 from frostglass.auditing.run_record import is_recorded
 from frostglass.auditing.steps import ATTACK, PRIVATE, SCORES
 from frostglass.core.errors import FrostglassError, StoreError
+from frostglass.core.pixels import ByteImages, as_bytes
 from frostglass.metrics.base import Rows
 from frostglass.report.load import Run
 from frostglass.store.manifest import verify
@@ -155,10 +156,8 @@ def _differences(run: Run, root: Path, missing: list[str], *, redact: bool) -> I
                     yield f"{name} of {label}"
 
 
-def _same_images(images: torch.Tensor, recorded: torch.Tensor) -> bool:
-    if images.is_floating_point():
-        images = images.mul(255).round().byte()
-    return torch.equal(images, recorded)
+def _same_images(images: torch.Tensor | ByteImages, recorded: torch.Tensor) -> bool:
+    return torch.equal(as_bytes(images).pixels, recorded)
 
 
 def _same_rows(rows: Rows, run: Run, place: int) -> bool:

@@ -19,7 +19,7 @@ def poison(split: Split, backdoor: Backdoor, *, seed: int) -> Split:
     Its key follows from the key of the split and from the backdoor, so that it need not be stored.
     """
     index = poisoned_rows(split.train, backdoor, seed=seed)
-    pixels, labels = split.train.pixels.clone(), split.train.labels.clone()
+    pixels, labels = split.train.pixels[:].clone(), split.train.labels.clone()
     stamped = backdoor.stamp(split.train.floats(index), seed=seed)
     pixels[index] = stamped.mul(255).round().byte().to(pixels.device)
     labels[index] = backdoor.target_class

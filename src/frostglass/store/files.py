@@ -202,12 +202,14 @@ class Work:
 
     `folder` survives a kill: the same step loads its checkpoints from there when it is run again.
     It is removed when the step is finished. Each checkpoint holds a hash of its content, so that
-    a damaged one is never resumed from.
+    a damaged one is never resumed from. With `maps_results`, many images are not kept in memory but
+    written in 8 bits to a file in `folder`, as the store saves them.
     """
 
     folder: Path
     on_progress: Callable[[int, int, str], None] | None = None
     before_save: Callable[[], None] | None = None
+    maps_results: bool = False
     sheets: str = field(default="", init=False)  # the path of the last sheet, for a progress note
 
     @classmethod
@@ -251,19 +253,22 @@ class Work:
         names: Sequence[str],
         make: Callable[[int], Checkpoint],
         note: Callable[[int], str] = lambda done: "",
-    ) -> list[Checkpoint]:
-        """Return checkpoints that do not depend on each other, read or made by `make(number)`.
+    ) -> Iterator[Checkpoint]:
+        """Make checkpoints that do not depend on each other, by `make(number)`; then return them.
 
-        In a store other processes may make some of them. `note(done)` goes with the progress.
+        They are read one by one, because all may be more than memory holds. In a store other
+        processes may make some of them. `note(done)` goes with the progress.
         """
-        parts: list[Checkpoint] = []
         for number, name in enumerate(names):
-            if not (part := self.load(name)):
-                part = make(number)
-                self.save(name, *part)
-            parts.append(part)
-            self.progress(len(parts), len(names), note(len(parts)))
-        return parts
+            if not self.load(name):
+                self.save(name, *make(number))
+            self.progress(number + 1, len(names), note(number + 1))
+        yield from (self._made(name) for name in names)
+
+    def _made(self, name: str) -> Checkpoint:
+        if (part := self.load(name)) is None:
+            raise StoreError(f"{self._file(name)} was damaged or removed: run the command again")
+        return part
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""

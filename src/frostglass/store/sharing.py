@@ -10,7 +10,7 @@ parts are follows from the config alone, so only who makes them depends on the h
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,38 +55,37 @@ class SharedWork(Work):
         names: Sequence[str],
         make: Callable[[int], Checkpoint],
         note: Callable[[int], str] = lambda done: "",
-    ) -> list[Checkpoint]:
+    ) -> Iterator[Checkpoint]:
         if not self.helping:
             self._leases.mkdir(permissions(self.folder), exist_ok=True)
             write_json(self._leases / LIST, list(names))
-        parts: dict[str, Checkpoint] = {}
-        while len(parts) < len(names):
-            before = len(parts)
+        done: set[str] = set()
+        while len(done) < len(names):
+            before = len(done)
             for number, name in enumerate(names):
-                if name not in parts and (part := self._part(name, partial(make, number))):
-                    parts[name] = part
-                    self.progress(len(parts), len(names), note(len(parts)))
-            if len(parts) == before:
+                if name not in done and self._is_made(name, partial(make, number)):
+                    done.add(name)
+                    self.progress(len(done), len(names), note(len(done)))
+            if len(done) == before:
                 self._wait()
-        return [parts[name] for name in names]
+        yield from (self._made(name) for name in names)
 
-    def _part(self, name: str, make: Callable[[], Checkpoint]) -> Checkpoint | None:
-        """Return a part, read or made now; None while another process is making it."""
-        if part := self._read(name):
-            return part
+    def _is_made(self, name: str, make: Callable[[], Checkpoint]) -> bool:
+        """Return whether a part is there, or was made now; not if another process is making it."""
+        if self.load(name):
+            return True
         if (lease := Lease.claim(self._leases / f"{name}.lease")) is None:
-            return None
+            return False
         with suppress(LeaseLost), lease:
-            if not (part := self._read(name)):  # else made between our look and our claim
-                part = make()
+            if not self.load(name):  # else made between our look and our claim
+                tensors, values = make()
                 lease.check()
-                super().save(name, part[0], {**part[1], CONDITIONS: self.now})
-            return part
-        return None
+                super().save(name, tensors, {**values, CONDITIONS: self.now})
+            return True
+        return False
 
-    def _read(self, name: str) -> Checkpoint | None:
-        if (part := self.load(name)) is None:
-            return None
+    def _made(self, name: str) -> Checkpoint:
+        part = super()._made(name)
         made_under = part[1].pop(CONDITIONS, self.now)
         if made_under not in self.seen:
             self.seen.append(made_under)

@@ -138,7 +138,7 @@ class Store:
 
     def help(self, task: Task[Any]) -> None:
         """Make parts of a step that another process is making, until none is free."""
-        work = SharedWork(task.partial / "work", now=conditions(), helping=True)
+        work = SharedWork(task.partial / "work", maps_results=True, now=conditions(), helping=True)
         # A folder that is gone: the other process finished the step or was replaced.
         with suppress(Leave, LeaseLost, FileNotFoundError):
             task.step.make(
@@ -209,7 +209,9 @@ class Store:
                     self.check()
 
             folder, seen = task.partial / "work", origin["conditions"]
-            work = SharedWork(folder, on_progress, before_save, now=now, seen=seen)
+            work = SharedWork(
+                folder, on_progress, before_save, maps_results=True, now=now, seen=seen
+            )
             write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
             self.report(
                 task.step.name, task.key, "resume" if any(work.folder.iterdir()) else "start"

@@ -25,7 +25,7 @@ def prepared(
     A few images at a time: the temporary tensors of a whole batch are allocated anew each time, and
     filling their pages takes longer than the augmentation itself.
     """
-    device, shape = images.pixels.device, (len(index), *images.shape)
+    shape, device = (len(index), *images.shape), "meta" if images.pixels.is_meta else "cpu"
     batch = torch.empty(shape, memory_format=layout, device=device)
     step = max(1, CACHED // batch[0].numel())
     for first in range(0, len(index), step):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.collected import CollectedImages
 from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
 from frostglass.attacks._search.query_budget import limited
@@ -250,25 +251,26 @@ def _run(
     queries, seconds = view.queries - before, time.perf_counter() - began
     size = _people_per_shard(attack, starts.shape[1], len(people))
     groups = list(zip(people.split(size), starts.split(size), strict=True))
+    images = CollectedImages(work, len(people))
 
     def search(number: int) -> Checkpoint:
         began, before = time.perf_counter(), view.queries
-        tensors = _shard(attack, recipe, view, prior, *groups[number])
+        tensors = images.smaller(_shard(attack, recipe, view, prior, *groups[number]))
         spent = {"queries": view.queries - before, "seconds": time.perf_counter() - began}
         return tensors, spent
 
-    shards = work.share(
+    parts = work.share(
         [f"shard-{number:05d}" for number in range(len(groups))],
         search,
         lambda done: f"{min(done * size, len(people))} people",
     )
-    for _, spent in shards:
+    shards = []
+    for tensors, spent in parts:
+        shards.append(images.add(tensors))
         queries += spent["queries"]
         seconds += spent["seconds"]
-    joined: dict[str, Any] = {
-        key: torch.cat([tensors[key] for tensors, _ in shards]) for key in shards[0][0]
-    }
-    return Reconstructions(**joined, queries=queries, seconds=seconds)
+    joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
+    return Reconstructions(images.all(), **joined, queries=queries, seconds=seconds)
 
 
 def _people_per_shard(attack: ModelAttack, rows: int, people: int) -> int:

@@ -8,11 +8,17 @@ from torch import Tensor
 from frostglass.core.objective import class_margins
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
+from frostglass.runtime.batching import padded_rows
 from frostglass.runtime.device import device_of
 from frostglass.runtime.seeding import generator_for
 
 Bonus = Callable[[Tensor], Tensor]  # from images (N, ...) to a score for each class, (N, K)
-POOL_CHUNK = 256  # fixed, because rounding may depend on the batch size
+POOL_CHUNK = 256  # draws that are scored together at most
+
+
+def pool_chunk(batch: int) -> int:
+    """Return how many draws of a pool are scored together: as many as a search shows at once."""
+    return min(POOL_CHUNK, len(padded_rows(batch)))
 
 
 def fresh(prior: Prior, labels: Tensor, candidates: int, *, seed: int, purpose: str) -> Tensor:
@@ -38,16 +44,24 @@ def pool_latents(prior: Prior, size: int, *, seed: int) -> Tensor:
 class Pool:
     """Latents drawn and scored once for all classes, from which each person's starts are chosen.
 
-    `bonus(images)` (N, K), if given, is added to the target's margin of every class.
+    `bonus(images)` (N, K), if given, is added to the target's margin of every class. `batch` is the
+    attack's: a generator that fits into memory with it also does here.
     """
 
     def __init__(
-        self, view: ModelView, prior: Prior, size: int, *, seed: int, bonus: Bonus | None = None
+        self,
+        view: ModelView,
+        prior: Prior,
+        size: int,
+        *,
+        seed: int,
+        bonus: Bonus | None = None,
+        batch: int = POOL_CHUNK,
     ):
         self.latents = pool_latents(prior, size, seed=seed)
         margins = []
         with torch.no_grad():
-            for part in self.latents.split(POOL_CHUNK):
+            for part in self.latents.split(pool_chunk(batch)):
                 images = prior.images(part)
                 # The logit margin ranks as the probability does, without its rounding to 0 and 1.
                 margin = class_margins(view.logits(images))

@@ -12,7 +12,7 @@ from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.query_budget import scaled_down
-from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_latents
+from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_chunk, pool_latents
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -157,6 +157,7 @@ def style_scores(
     *,
     mirrored: bool = False,
     bonus: Bonus | None = None,
+    batch: int = POOL_CHUNK,
 ) -> Tensor:
     """Return the `class_scores` (P, I) of `labels` for truncated images of styles.
 
@@ -164,7 +165,7 @@ def style_scores(
     """
     scores = []
     with torch.no_grad():
-        for part in styles.split(POOL_CHUNK):
+        for part in styles.split(pool_chunk(batch)):
             images = space.images(part, truncate=True).clamp(0, 1)
             shown = [images, images.flip(3)] if mirrored else [images]
             columns = labels.to(images.device)

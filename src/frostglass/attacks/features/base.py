@@ -89,7 +89,7 @@ class QueryLedger:
                 tensors = make(number)
             return tensors, {"queries": dict(self._counts)}
 
-        parts = self._work.share(names, counted, lambda done: note)
+        parts = list(self._work.share(names, counted, lambda done: note))
         for _, values in parts:
             self._merge(values["queries"])
         return [tensors for tensors, _ in parts]

@@ -70,7 +70,9 @@ class Gmi(AugmentedDescent):
 
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         if self.pool:
-            pool = Pool(view, prior, self.pool, seed=seed, bonus=self.bonus(prior))
+            pool = Pool(
+                view, prior, self.pool, seed=seed, bonus=self.bonus(prior), batch=self.batch
+            )
             return pool.best(labels, self.candidates)
         return super().centres(view, prior, labels, seed=seed)
 

@@ -91,7 +91,9 @@ class Mirror(StyleDescent):
         space = self.space(prior)
         styles = pool_styles(space, self.pool, seed=seed)
         box = Box.around(space, styles, self.box)
-        scores = style_scores(view, space, styles, labels, bonus=self.bonus(prior))
+        scores = style_scores(
+            view, space, styles, labels, bonus=self.bonus(prior), batch=self.batch
+        )
         starts = best_styles(styles, scores, self.candidates)
         return torch.stack([starts, box.low.expand_as(starts), box.high.expand_as(starts)], dim=2)
 

@@ -138,7 +138,7 @@ class MirrorGenetic(QueryAttack):
 
             The styles themselves would fill the memory for many people.
             """
-            fitness = _fitness(style_scores(view, space, pool, labels)).T
+            fitness = _fitness(style_scores(view, space, pool, labels, batch=self.batch)).T
             places = fitness.argsort(dim=1, descending=True, stable=True)[:, : self.population]
             chosen = torch.stack([places.double(), fitness.gather(1, places)], dim=2)
             return chosen[:, None].expand(-1, self.candidates, -1, -1).to(pool.device)

@@ -149,7 +149,15 @@ class Ppa(StyleDescent):
     def centres(self, view: ModelView, prior: Prior, labels: Tensor, *, seed: int) -> Tensor:
         space = self.space(prior)
         styles = pool_styles(space, self.pool, seed=seed)
-        scores = style_scores(view, space, styles, labels, mirrored=True, bonus=self.bonus(prior))
+        scores = style_scores(
+            view,
+            space,
+            styles,
+            labels,
+            mirrored=True,
+            bonus=self.bonus(prior),
+            batch=self.batch,
+        )
         chosen = best_styles(styles, scores, self.candidates)
         return space.per_layer(chosen).flatten(2) if self.w_plus else space.truncated(chosen)
 
