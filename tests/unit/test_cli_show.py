@@ -81,7 +81,7 @@ def test_list_without_a_kind_gives_an_overview():
 
 
 @pytest.mark.parametrize(
-    ("kind", "hint"), [("atacks", "did you mean 'attacks'?"), ("zzz", "known: attacks, datasets")]
+    ("kind", "hint"), [("atacks", "did you mean 'attacks'?"), ("zzz", "known: analyses, attacks")]
 )
 def test_list_of_an_unknown_kind(kind, hint):
     line = error_of(frostglass("list", kind))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from frostglass.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from frostglass.analyses.adaptive_epochs import AdaptiveEpochs
     from frostglass.analyses.base import (
         Analysis,
         AnalysisMethod,
@@ -16,8 +17,18 @@ if TYPE_CHECKING:
         analyses,
         analyze,
     )
+    from frostglass.analyses.bottleneck import Bottleneck
+    from frostglass.analyses.checkpoints import Checkpoints
+    from frostglass.analyses.confidence import Confidence
     from frostglass.analyses.fisher import Fisher
+    from frostglass.analyses.fsim_utility import FsimUtility
+    from frostglass.analyses.gradients import Gradients
     from frostglass.analyses.head_ranks import HeadRanks
+    from frostglass.analyses.lda_layers import LdaLayers
+    from frostglass.analyses.likelihood import Likelihood
+    from frostglass.analyses.rank_sweep import RankSweep
     from frostglass.analyses.toy_world import ToyWorld
+    from frostglass.analyses.tsne import Tsne
+    from frostglass.analyses.unilateral import Unilateral
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

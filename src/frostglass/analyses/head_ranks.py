@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from frostglass.analyses.base import (
     Analysis,
@@ -22,6 +22,7 @@ from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Target
 from frostglass.models.taps import STEPS
+from frostglass.runtime.hooks import ReplacesHead
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -47,9 +48,12 @@ def effective_rank(values: Tensor) -> float:
 def head_parts(target: Target) -> dict[str, Tensor]:
     """Return the matrices of the head: one, or several where a defense replaced it."""
     modules = dict(target.module.named_modules())
-    scopes: dict[str, nn.Module] = {
-        name: part for name, part in modules.items() if getattr(part, "replaces_head", False)
-    } or {target.head: modules[target.head]}
+    replaced = [
+        name
+        for name, part in modules.items()
+        if isinstance(part, ReplacesHead) and part.replaces_head
+    ]
+    scopes = {name: modules[name] for name in replaced or [target.head]}
     found = {
         f"{name}.{inner}".strip("."): layer.weight.detach().flatten(1)
         for name, scope in scopes.items()

@@ -1,0 +1,79 @@
+"""Curves over the audits of a grid: which belong together, and what is read from each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from frostglass.analyses.base import Cell, Curve, Subject
+from frostglass.auditing.expand import UNDEFENDED
+from frostglass.auditing.experiment import Experiment
+from frostglass.core.method import Method
+from frostglass.metrics.base import Score
+
+ScoreName = Literal["recognised", "top1"]
+TITLES: dict[str, str] = {
+    "recognised": "share recognised →",
+    "top1": "share that the first classifier ranks first →",
+}
+
+
+def score_of(subject: Subject, name: ScoreName) -> Score:
+    """Return a score of an audit: recognised by the deciding evaluator, or top-1 of the first."""
+    audit = subject.audit
+    return audit.rows.score(audit.verified if name == "recognised" else "top1_1")
+
+
+def method_label(method: Method, without: Sequence[str] = ()) -> str:
+    """Name a method with the parameters that differ from their defaults, but for some."""
+    values = [
+        f"{field.name}={getattr(method, field.name)}"
+        for field in fields(method)  # type: ignore[arg-type]
+        if field.name not in without and _changed(method, field)
+    ]
+    name = method.title or method.name
+    return f"{name} ({', '.join(values)})" if values else name
+
+
+def _changed(method: Method, field: Any) -> bool:
+    default = type(method).__pydantic_fields__[field.name]  # type: ignore[attr-defined]
+    value = getattr(method, field.name)
+    return default.is_required() or value != default.get_default(call_default_factory=True)
+
+
+def model_label(experiment: Experiment, without: Sequence[str] = ()) -> str:
+    """Name what is attacked by its defenses."""
+    return " + ".join(method_label(each, without) for each in experiment.defenses) or UNDEFENDED
+
+
+def grouped(
+    subjects: Iterable[Subject], key: Callable[[Experiment], str]
+) -> dict[str, list[Subject]]:
+    """Group subjects by name, in the order of the grid."""
+    groups: dict[str, list[Subject]] = {}
+    for subject in subjects:
+        groups.setdefault(key(subject.experiment), []).append(subject)
+    return groups
+
+
+def scored_curve(
+    name: str, points: Sequence[tuple[float, Score]], *, by_x: bool = True, joined: bool = True
+) -> Curve:
+    """Return a curve of scores with their intervals, in the order of x or as given."""
+    points = sorted(points, key=lambda point: point[0]) if by_x else points
+    return Curve(
+        name,
+        tuple(x for x, _ in points),
+        tuple(score.value for _, score in points),
+        tuple(score.low for _, score in points),
+        tuple(score.high for _, score in points),
+        joined,
+    )
+
+
+def score_cells(score: Score) -> tuple[Cell, ...]:
+    return score.value, score.low, score.high
+
+
+def differing(chosen: Sequence[Experiment], value: Callable[[Experiment], Any]) -> bool:
+    """Whether experiments differ in a value."""
+    return len({repr(value(experiment)) for experiment in chosen}) > 1
