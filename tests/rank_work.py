@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from frostglass.core.ranks import joint_batch_norm
+from frostglass.defenses.training._dependence import gaussian_gram, measure
 
 
 def network():
@@ -16,11 +17,16 @@ def network():
 
 
 def coupled_gradients(ranks, module, images):
-    """Return the loss of a whole batch, whose samples it couples, and all gradients and buffers."""
+    """Return the loss of a whole batch, all gradients and buffers.
+
+    The loss couples samples by both measures of BiDO.
+    """
     count = len(images)
     with joint_batch_norm(ranks, module):
         outputs = ranks.gathered(module(images[ranks.part(count)]), count)
-    loss = (outputs @ outputs.T).sin().square().sum() + (outputs**3).mean()
+    layer, seen = gaussian_gram(outputs), gaussian_gram(images)
+    loss = measure("hsic_nocco")(seen, layer) + measure("coco_frobenius")(seen, layer)
+    loss = loss + (outputs**3).mean()
     loss.backward()
     ranks.average(module.parameters())
     gradients = [weight.grad for weight in module.parameters()]

@@ -9,10 +9,11 @@ from frostglass.core.ranks import ALONE, Ranks, default_devices, joint_batch_nor
 from frostglass.defenses.base import Defense, Term
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
+from frostglass.priors.wgan import Wgan
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 from rank_work import coupled_gradients, fail, follow, network
-from worlds import KilledError, MemoryWork, NoWork, rng, split
+from worlds import SMALL_GAN, KilledError, MemoryWork, NoWork, rng, split
 
 CPU = torch.device("cpu")
 # Without dropout; 48 images in batches of 9 and 10, so that the parts of the ranks are unequal.
@@ -42,7 +43,9 @@ def agree(one, other):
     for first, second in zip(
         one.module.state_dict().values(), other.module.state_dict().values(), strict=True
     ):
-        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
+        # Rounding of single precision, which the root in COCO and its weight of 50 enlarge; that
+        # gradients are equal is tested in double precision.
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=3e-4)
 
 
 def test_parts_cover_a_batch_in_order():
@@ -81,7 +84,7 @@ def test_what_several_processes_cannot_train_is_refused_before_they_start():
 
 
 def test_two_processes_have_the_gradients_and_statistics_of_one():
-    """In double precision, for a loss that couples samples, with parts of unequal size."""
+    """In double precision, for the kernels of BiDO, with parts of unequal size."""
     images = torch.randn(7, 2, 6, 6, generator=rng(), dtype=torch.float64)
     alone = coupled_gradients(ALONE, network(), images)
     with together(2, CPU, follow, images) as ranks:
@@ -144,3 +147,28 @@ def test_a_checkpoint_is_resumed_by_another_number_of_processes(before, after):
     work.left = None
     assert len(work.kept["training"][1]["history"]) == 1
     agree(train(after, work=work), train(1))
+
+
+def wgan(devices, work=None, steps=4):
+    method = Wgan(**{**SMALL_GAN, "batch": 7, "steps": steps})
+    public = split().public
+    return method.train(public, seed=0, work=work or NoWork(), device=CPU, devices=devices)
+
+
+def close_weights(one, other):
+    states = [module.state_dict() for module in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_prior_as_one_and_resume_its_checkpoint():
+    alone, both = wgan(1), wgan(2)
+    close_weights(alone.generator, both.generator)
+    close_weights(alone.critic, both.critic)
+    work = MemoryWork(saves_before_death=1)
+    with pytest.raises(KilledError):
+        wgan(1, work)
+    work.left = None
+    close_weights(alone.generator, wgan(2, work).generator)

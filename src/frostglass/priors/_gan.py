@@ -1,8 +1,9 @@
 """Generators trained against a critic: shared parameters and the training loop."""
 
 import copy
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
@@ -15,6 +16,7 @@ from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Condition, Prior
+from frostglass.core.ranks import ALONE, Ranks, joint_batch_norm, together
 from frostglass.core.types import Images, Shape
 from frostglass.core.views import ModelView
 from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes
@@ -31,6 +33,8 @@ from frostglass.store.files import Work
 
 M = TypeVar("M", bound="GanMethod")
 SHEET = 64  # samples on a sheet
+UNREAD = 16  # steps after which losses are read
+log = logging.getLogger(__name__)
 
 
 @parameters
@@ -58,6 +62,7 @@ class GanMethod(PriorMethod):
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     betas: ClassVar[tuple[float, float]] = (0.5, 0.999)  # of Adam
+    shares_batches: ClassVar[bool] = False  # several processes may train it, each on some images
     generator_first: ClassVar[bool] = False  # in each step; else the critic goes first
     keeps_critic: ClassVar[bool] = True
     condition: ClassVar[Condition] = ""
@@ -107,9 +112,16 @@ class GanMethod(PriorMethod):
                 f"target.view([{self.access!r}]){self.untie}"
             )
         target = view if self.tied else None
-        # Frozen outside the loop: the backward pass of a step needs the target's buffers unwritten.
-        with frozen(target.module) if target else nullcontext():
-            training = self.training(self, public, target, task.seed, task.device)
+        alone = target or not self.shares_batches or task.device.type == "meta"
+        if alone and task.devices > 1:
+            log.info("%s is trained by one process", self.name)
+        size, basis = 1 if alone else task.devices, (task.seed, task.device)
+        with (
+            # Frozen outside the loop: a step's backward pass needs the target's buffers unwritten.
+            frozen(target.module) if target else nullcontext(),
+            together(size, task.device, _train_along, self, public, *basis) as ranks,
+        ):
+            training = self.training(self, public, target, *basis, ranks)
             generator = train_in_turns(training, task.work)
         classes = target.classes if target else 0
         prior = self.prior(generator, training.critic, public.shape, classes)
@@ -168,20 +180,27 @@ def check_square(name: str, image_shape: Shape) -> None:
 class GanTraining(ABC, Generic[M]):
     """One training: its networks and data, and the loss of each network.
 
-    `view` shows the target; it is None unless the method is tied.
+    `view` shows the target; it is None unless the method is tied. The losses of a method that
+    `shares_batches` are means over the rows that this process draws.
     """
 
     generator: nn.Module
     critic: nn.Module
 
     def __init__(
-        self, method: M, public: Images, view: ModelView | None, seed: int, device: torch.device
+        self,
+        method: M,
+        public: Images,
+        view: ModelView | None,
+        seed: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ):
         self.method, self.public, self.view = method, public, view
-        self.seed, self.device = seed, device
+        self.seed, self.device, self.ranks = seed, ranks.device(device), ranks
         with seeded(seed, method.name, "init"):
             networks = method.networks(public.shape, view.classes if view else 0)
-        self.generator, self.critic = (network.to(device) for network in networks)
+        self.generator, self.critic = (network.to(self.device) for network in networks)
         self.prepare()
 
     def prepare(self) -> None:
@@ -195,13 +214,21 @@ class GanTraining(ABC, Generic[M]):
 
     def indices(self, rng: torch.Generator) -> Tensor:
         """Draw a batch of public images with replacement."""
-        return torch.randint(len(self.public), (self.method.batch,), generator=rng)
+        return self.own(torch.randint(len(self.public), (self.method.batch,), generator=rng))
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Return this process's part of what is drawn for a whole batch."""
+        return rows[self.ranks.part(self.method.batch)]
 
     def images(self, index: Tensor) -> Tensor:
         return self.public.floats(index).to(self.device)
 
     def latents(self, rng: torch.Generator) -> Tensor:
-        return draw(self.generator, self.method.batch, self.method.latent, rng)
+        return self.own(draw(self.generator, self.method.batch, self.method.latent, rng))
+
+    def shares(self, rng: torch.Generator) -> Tensor:
+        """Draw a number in [0, 1) for each image of a batch, (N, 1, 1, 1)."""
+        return self.own(torch.rand(self.method.batch, 1, 1, 1, generator=rng))
 
     @abstractmethod
     def critic_loss(self, rng: torch.Generator) -> Tensor:
@@ -225,11 +252,12 @@ def draw(generator: nn.Module, count: int, latent: int, rng: torch.Generator) ->
     return torch.randn(count, latent, generator=rng).to(device_of(generator))
 
 
-def train_in_turns(training: GanTraining[Any], work: Work) -> nn.Module:
+def train_in_turns(training: GanTraining[Any], work: Work | None) -> nn.Module:
     """Train both networks in place; return the generator to keep, or its running mean.
 
     The random draws of a step depend on nothing but seed and step, so a resumed training has the
-    same result. A sheet of samples is written beside every checkpoint.
+    same result. A sheet of samples is written beside every checkpoint. Of several processes only
+    the first has a `work`.
     """
     method, generator, critic = training.method, training.generator, training.critic
     mean = copy.deepcopy(generator)
@@ -241,39 +269,60 @@ def train_in_turns(training: GanTraining[Any], work: Work) -> nn.Module:
     }
     turns = [("opt_c", training.critic_loss)] * method.critic_steps
     turns.insert(0 if method.generator_first else len(turns), ("opt_g", training.generator_loss))
-    for step in range(_restore(work, method.name, networks, optimizers), method.steps):
+    saved = training.ranks.broadcast(work.load(method.name) if work else None)
+    unread: list[Tensor] = []
+    text = ""
+    for step in range(_restore(saved, networks, optimizers), method.steps):
         rng = generator_for(training.seed, method.name, step)
         losses = {}
         for name, loss in turns:
             for group in optimizers[name].param_groups:
                 group["lr"] = method.lr_at(step)
-            losses[name] = _descend(optimizers[name], loss(rng))
+            losses[name] = _descend(training, optimizers[name], loss, rng)
         _update_mean(mean, generator, method.average)
-        values = {name: value.item() for name, value in losses.items()}
-        text = f"critic {values['opt_c']:.2f}, generator {values['opt_g']:.2f}"
+        unread.append(torch.stack([losses["opt_c"], losses["opt_g"]]))
         last = step + 1 == method.steps
         due = last or (step + 1) % method.checkpoint_every == 0
-        finite = torch.tensor(list(values.values())).isfinite().all()
-        if not finite or (due and not _finite(networks.values())):
-            raise RunError(
-                f"{method.name}: the loss is not finite at step {step} ({text}): lower prior.lr; "
-                "the last good checkpoint is kept"
-            )
-        if due and not last:
-            _save(work, method.name, networks, optimizers, step + 1)
-            work.sheet("samples", _sampled(kept, training))
-        work.progress(step + 1, method.steps, text + work.sheets)
+        if due or len(unread) == UNREAD:
+            text = _read(method.name, step, unread, networks.values() if due else ())
+            unread = []
+        if work:
+            if due and not last:
+                _save(work, method.name, networks, optimizers, step + 1)
+                work.sheet("samples", _sampled(kept, training))
+            work.progress(step + 1, method.steps, text + work.sheets)
     return kept.eval()
 
 
+def _train_along(
+    ranks: Ranks, method: GanMethod, public: Images, seed: int, device: torch.device
+) -> None:
+    """Train with the first process, which alone saves."""
+    train_in_turns(method.training(method, public, None, seed, device, ranks), None)
+
+
+def _read(name: str, step: int, losses: list[Tensor], networks: Iterable[nn.Module]) -> str:
+    """Return the last losses as a text; refuse those of the last steps that are not finite.
+
+    Reading waits until the device has computed the losses, so that is not done in each step.
+    """
+    for back, row in zip(range(len(losses) - 1, -1, -1), torch.stack(losses).cpu(), strict=True):
+        text = "critic {:.2f}, generator {:.2f}".format(*row.tolist())
+        if not row.isfinite().all() or (back == 0 and not _finite(networks)):
+            raise RunError(
+                f"{name}: the loss is not finite at step {step - back} ({text}): lower prior.lr; "
+                "the last good checkpoint is kept"
+            )
+    return text
+
+
 def _restore(
-    work: Work,
-    name: str,
+    saved: tuple[dict[str, Tensor], dict[str, Any]] | None,
     networks: dict[str, nn.Module],
     optimizers: dict[str, torch.optim.Adam],
 ) -> int:
-    """Load the last checkpoint, if there is one, and return the step to go on from."""
-    if not (saved := work.load(name)):
+    """Load a checkpoint, if there is one, and return the step to go on from."""
+    if not saved:
         return 0
     tensors, values = saved
     for part, module in networks.items():
@@ -302,11 +351,24 @@ def _finite(networks: Iterable[nn.Module]) -> bool:
     return all(t.isfinite().all() for network in networks for t in network.state_dict().values())
 
 
-def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+def _descend(
+    training: GanTraining[Any],
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[torch.Generator], Tensor],
+    rng: torch.Generator,
+) -> Tensor:
+    """Take a step down the mean loss of all processes; return that loss."""
+    ranks, count = training.ranks, training.method.batch
+    part = ranks.part(count)
+    with joint_batch_norm(ranks, training.generator, training.critic):
+        value = loss(rng)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    if ranks.size > 1:  # parts of unequal size count by their size
+        value = value * ((part.stop - part.start) * ranks.size / count)
+    value.backward()
+    ranks.average(weight for group in optimizer.param_groups for weight in group["params"])
     optimizer.step()
-    return loss.detach()
+    return ranks.total(value.detach()) / ranks.size
 
 
 def _update_mean(mean: nn.Module, module: nn.Module, decay: float) -> None:

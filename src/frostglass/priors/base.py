@@ -13,6 +13,7 @@ from torch import Tensor
 from frostglass.core.errors import CheckpointError, DataError
 from frostglass.core.method import Method
 from frostglass.core.prior import UNKNOWN, Prior
+from frostglass.core.ranks import default_devices
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape
 from frostglass.core.views import Capability, ModelView
@@ -30,6 +31,7 @@ class PriorTask:
     seed: int
     work: Work
     device: torch.device
+    devices: int = 1
 
 
 class PriorMethod(Method):
@@ -68,13 +70,18 @@ class PriorMethod(Method):
         seed: int = 0,
         work: Work | None = None,
         device: torch.device | None = None,
+        devices: int | None = None,
     ) -> Prior:
         """Return the prior; a stopped training resumes from `work` with the same result.
+
+        With `devices` above 1 a method that `shares_batches` is trained by as many processes.
 
         If public images have no identities, `Prior.info` says that whom it saw is unknown.
         """
         work, device = work or Work.scratch(), device or default_device()
-        prior = self.fit(PriorTask(public, view, base, seed, work, device))
+        prior = self.fit(
+            PriorTask(public, view, base, seed, work, device, devices or default_devices())
+        )
         if self.ready or public.names:
             return prior
         return replace(prior, info={**prior.info, "seen_identities": UNKNOWN})

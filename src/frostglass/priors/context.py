@@ -60,8 +60,9 @@ class ContextTraining(GanTraining["Context"]):
         with torch.no_grad():
             real, _, _, fake = self.completed(rng)
         window = self.critic.window(rng)
-        whole = self.method.critic_term(self.critic.whole, real, fake, rng)
-        return whole + self.method.critic_term(self.critic.part, real[window], fake[window], rng)
+        whole = self.method.critic_term(self.critic.whole, real, fake, self.shares(rng))
+        cut = real[window], fake[window]
+        return whole + self.method.critic_term(self.critic.part, *cut, self.shares(rng))
 
     def generator_loss(self, rng: torch.Generator) -> Tensor:
         _, hints, latents, fake = self.completed(rng)

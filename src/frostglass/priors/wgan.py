@@ -11,6 +11,7 @@ from frostglass.core.errors import RunError
 from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
+from frostglass.core.ranks import ALONE
 from frostglass.core.types import Shape
 from frostglass.core.views import Capability
 from frostglass.networks.dcgan import build_critic, build_generator
@@ -56,12 +57,10 @@ class WassersteinMethod(ConvGanMethod):
     def target_images(self, public: int) -> int:
         return 2 * self.steps * self.batch if self.tied else 0
 
-    def critic_term(
-        self, critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator
-    ) -> Tensor:
+    def critic_term(self, critic: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
         """Return the loss of one critic: E D(G) - E D(x) + penalty · E(‖∇D‖ - 1)²."""
         difference = critic(fake).mean() - critic(real).mean()
-        return difference + self.penalty * gradient_penalty(critic, real, fake, rng)
+        return difference + self.penalty * penalty_at(critic, real, fake, share)
 
 
 class WganTraining(GanTraining["Wgan"]):
@@ -70,7 +69,7 @@ class WganTraining(GanTraining["Wgan"]):
     def critic_loss(self, rng: torch.Generator) -> Tensor:
         real = self.images(self.indices(rng))
         fake = self.generator(self.latents(rng)).detach()
-        return self.method.critic_term(self.critic, real, fake, rng)
+        return self.method.critic_term(self.critic, real, fake, self.shares(rng))
 
     def generator_loss(self, rng: torch.Generator) -> Tensor:
         method, latents = self.method, self.latents(rng)
@@ -87,8 +86,8 @@ class WganTraining(GanTraining["Wgan"]):
         )
 
     def finish(self, prior: Prior, work: Work) -> Prior:
-        """Settle the critic of the final generator."""
-        method = self.method
+        """Settle the critic of the final generator, in this process alone."""
+        method, self.ranks = self.method, ALONE
         if not method.settling:
             return prior
         assert prior.critic is not None  # as every Wgan has one
@@ -106,7 +105,7 @@ class WganTraining(GanTraining["Wgan"]):
             real = self.images(self.indices(rng))
             with frozen(prior.generator), torch.no_grad():
                 fake = prior.images(self.stretched(prior, rng))
-            loss = method.critic_term(critic, real, fake, rng)
+            loss = method.critic_term(critic, real, fake, self.shares(rng))
             if not loss.isfinite():
                 raise RunError(f"{method.name}: the settling critic diverged: lower prior.lr")
             optimizer.zero_grad(set_to_none=True)
@@ -169,6 +168,7 @@ class Wgan(WassersteinMethod):
 
     title: ClassVar[str] = "WGAN-GP"
     training: ClassVar = WganTraining
+    shares_batches: ClassVar = True
 
     def brief(self) -> Self:
         return replace(super().brief(), settling=min(1, self.settling))
@@ -200,7 +200,11 @@ def diversity(
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
     """Return the mean of (‖∇ critic‖ - 1)² at random points between real and fake images."""
-    share = torch.rand(len(real), 1, 1, 1, generator=rng).to(real.device)
-    between = (real + share * (fake - real)).requires_grad_()
+    return penalty_at(critic, real, fake, torch.rand(len(real), 1, 1, 1, generator=rng))
+
+
+def penalty_at(critic: nn.Module, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
+    """Return the mean of (‖∇ critic‖ - 1)² at shares (N, 1, 1, 1) of the way from real to fake."""
+    between = (real + share.to(real.device) * (fake - real)).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     return ((slope.flatten(1).norm(dim=1) - 1) ** 2).mean()
