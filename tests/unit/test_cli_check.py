@@ -90,8 +90,8 @@ def test_a_problem_of_a_whole_grid_is_reported_once():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot read c.toml: No such file"),
-        (b"a = [", "c.toml is not valid TOML"),
+        (None, "cannot read c.toml: No such file or directory; give the path of a TOML"),
+        (b"a = [", "(at end of document); correct it there, as UTF-8 text"),
         (b"\xff\xfe\x00", "c.toml is not valid TOML"),
     ],
 )

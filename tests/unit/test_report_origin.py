@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from commands import frostglass
+from commands import error_of, frostglass
 from frostglass.auditing import run_folder
 from frostglass.auditing.run_folder import NUMBERS
 from frostglass.auditing.steps import ATTACK, SCORES
@@ -158,6 +158,15 @@ def test_a_run_that_names_no_store(stored, tmp_path, monkeypatch, store):
     document = json.loads((stored.run / "run.json").read_text())
     edit_run(stored.run, document | {"store": store})
     assert origin(stored).status == "not at hand"
+
+
+@pytest.mark.parametrize("place", ["nowhere", "empty"])
+def test_a_store_that_is_named_must_be_one(stored, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    line = error_of(frostglass("report", stored.run, "--store", place))
+    assert line == f"there is no store at {place}: give --store the folder of one"
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("key", ["../../run", "x", "", None])

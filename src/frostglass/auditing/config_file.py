@@ -21,10 +21,14 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}; give the path of a TOML file"
+        ) from None
     # Also of numbers with thousands of digits, and of lists nested a thousand times.
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}; correct it there, as UTF-8 text"
+        ) from None
     return parse_settings(config, settings)
 
 

@@ -28,6 +28,7 @@ from frostglass.report.recipes import training_notes
 from frostglass.report.redact import without_names_and_faces
 from frostglass.report.study import Study
 from frostglass.store.files import full_disk_reported, write_bytes
+from frostglass.store.store import Store
 
 IMAGE_BYTES = 2_000_000  # of all images of a page together: it should open on a phone
 
@@ -45,6 +46,8 @@ def build_report(
     if not paths:
         raise DataError("a report needs at least one run folder, got none")
     _check_place(out, paths)
+    if store:
+        Store(store).check_exists()
     runs = [read_run(path) for path in paths]
     analyses = [record for path in paths for record in read_analyses(path)]
     origins = [

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from frostglass.core.errors import StoreError
 from frostglass.store.files import remove_tree
 from frostglass.store.lease import Lease, living_owner
 from frostglass.store.store import Store, usable
@@ -51,28 +50,23 @@ class Purged:
 
 def contents(store: Store) -> list[Kind]:
     """List what a store holds, by kind of step; writes nothing."""
-    _check(store)
+    store.check_exists()
     with usable(store.root):
         return [_contents(folder) for folder in _kinds(store)]
 
 
 def purge(store: Store, names: Sequence[str]) -> list[Purged]:
     """Remove the steps of these names, unfinished ones too, unless a process works on them."""
-    _check(store)
+    store.check_exists()
     with usable(store.root):
         return [_purge_kind(store.root / name, ("", *UNFINISHED)) for name in names]
 
 
 def clean(store: Store) -> list[Purged]:
     """Remove unfinished steps of all kinds, unless a process works on them."""
-    _check(store)
+    store.check_exists()
     with usable(store.root):
         return [_purge_kind(folder, UNFINISHED) for folder in _kinds(store)]
-
-
-def _check(store: Store) -> None:
-    if not store.exists:
-        raise StoreError(f"there is no store at {store.root}: give --store the folder of one")
 
 
 def _kinds(store: Store) -> list[Path]:

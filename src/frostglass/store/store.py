@@ -125,6 +125,11 @@ class Store:
         """Whether the folder is a store already."""
         return (self.root / MARKER).is_file()
 
+    def check_exists(self) -> None:
+        """Refuse a folder that is yet to become a store, where one is to be read."""
+        if not self.exists:
+            raise StoreError(f"there is no store at {self.root}: give --store the folder of one")
+
     def mixed_conditions(self) -> str:
         """Say in what the conditions differ under which used steps were made; "" if in nothing."""
         return differing(each for made in self._conditions.values() for each in made)

@@ -41,7 +41,8 @@ def read_stylegan2(path: str | Path) -> tuple[StyleSettings, dict[str, Tensor]]:
     # What the reader raises for truncated or changed bytes.
     except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{path.name} is damaged, truncated or no pickle: {type(error).__name__}"
+            f"{path.name} is damaged, truncated or no pickle: {type(error).__name__}; give a "
+            "StyleGAN2 pickle as NVIDIA publishes them"
         ) from error
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
