@@ -1,5 +1,6 @@
 """How much of an image fits through a narrow layer."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -122,4 +123,4 @@ def reconstruction_error(network: nn.Module, images: Images) -> float:
         for index in torch.arange(len(images)).split(CHUNK):
             batch = images.floats(index)
             total += (network(batch) - batch).square().double().sum().item()
-    return total / images.pixels.numel()
+    return total / math.prod(images.pixels.shape)

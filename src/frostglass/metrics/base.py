@@ -193,11 +193,11 @@ class Evidence:
         return self.evaluators[0]
 
     def by_person(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each attacked person's place, and masks of their `images` and `private` images."""
+        """Yield each attacked person's place, and places of their `images` and `private` images."""
+        candidates = self.reconstructions.images.shape[1]
         for place, label in enumerate(self.reconstructions.labels.tolist()):
-            mine = torch.zeros(self.reconstructions.images.shape[:2], dtype=torch.bool)
-            mine[place] = True
-            yield place, mine.flatten(), self.private.labels == label
+            mine = torch.arange(place * candidates, (place + 1) * candidates)
+            yield place, mine, (self.private.labels == label).nonzero().flatten()
 
     @cached_property
     def originals(self) -> Tensor:

@@ -86,8 +86,7 @@ def _originals(evidence: Evidence) -> Tensor:
         return evidence.originals
     candidates, chosen = evidence.reconstructions.images.shape[1], []
     for _, _, own in evidence.by_person():
-        images = own.nonzero().flatten()
-        chosen.append(images[torch.linspace(0, len(images) - 1, candidates).long()])
+        chosen.append(own[torch.linspace(0, len(own) - 1, candidates).long()])
     return evidence.private.floats(torch.cat(chosen))
 
 

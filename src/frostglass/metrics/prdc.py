@@ -53,12 +53,12 @@ class Prdc(Metric):
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         rows: dict[str, list[Tensor]] = {}
         for place, mine, own in evidence.by_person():
-            if min(int(mine.sum()), int(own.sum())) <= self.neighbours:
+            if min(len(mine), len(own)) <= self.neighbours:
                 label = int(evidence.reconstructions.labels[place])
                 raise DataError(
                     f"prdc with {self.neighbours} neighbours needs at least {self.neighbours + 1} "
                     f"private training images and reconstructions of each person, got "
-                    f"{int(own.sum())} and {int(mine.sum())} of "
+                    f"{len(own)} and {len(mine)} of "
                     f"{evidence.split.classes[label]!r}: lower prdc.neighbours"
                 )
             measured = prdc(

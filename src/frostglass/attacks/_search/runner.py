@@ -16,6 +16,7 @@ from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
 from frostglass.attacks._search.query_budget import limited
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import Candidates, by_score, in_order
+from frostglass.attacks._search.shards import people_per_shard
 from frostglass.attacks._search.start import Bonus
 from frostglass.attacks.base import Attack, Surface, View
 from frostglass.core.assets import Asset, Assets
@@ -249,7 +250,7 @@ def _run(
     # All starts at once: their queries are then counted once, however often a run is resumed.
     starts = recipe.start(people)
     queries, seconds = view.queries - before, time.perf_counter() - began
-    size = _people_per_shard(attack, starts.shape[1], len(people))
+    size = people_per_shard(attack.rows, attack.batch_multiple, starts.shape[1], len(people))
     groups = list(zip(people.split(size), starts.split(size), strict=True))
     images = CollectedImages(work, len(people))
 
@@ -271,25 +272,6 @@ def _run(
         seconds += spent["seconds"]
     joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
     return Reconstructions(images.all(), **joined, queries=queries, seconds=seconds)
-
-
-def _people_per_shard(attack: ModelAttack, rows: int, people: int) -> int:
-    """Return the people per shard: enough for a batch, or up to twice that if padding is less.
-
-    The smallest of equally good sizes, because shards of about one size keep all workers busy.
-    """
-    least = max(1, attack.rows // rows)
-
-    def padded(count: int) -> int:
-        """Count the rows of all shards."""
-        full, rest = divmod(people, count)
-        return sum(
-            times * len(padded_rows(each * rows, attack.batch_multiple))
-            for times, each in ((full, count), (1, rest))
-            if each
-        )
-
-    return min(range(least, 2 * least), key=padded)
 
 
 def _shard(
