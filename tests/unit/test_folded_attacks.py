@@ -8,6 +8,7 @@ from torch import nn
 
 from counting import Counted
 from frostglass.attacks._search import layout, runner
+from frostglass.attacks._search.shards import people_per_shard
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
@@ -75,7 +76,7 @@ def test_a_network_that_indexes_into_a_sequential_is_attacked_unfolded(monkeypat
 )
 def test_sizes_of_shards_need_little_padding(batch, candidates, people, searches, monkeypatch):
     gmi = Gmi(steps=1, batch=batch, candidates=candidates, keep=1)
-    assert runner._people_per_shard(gmi, candidates, people) == people
+    assert people_per_shard(gmi.rows, gmi.batch_multiple, candidates, people) == people
     sizes, read_out = [], runner._read_out
     module = nn.Sequential(nn.Flatten(), nn.Linear(768, 80))
     classes = tuple(map(str, range(80)))
