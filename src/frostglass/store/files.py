@@ -254,21 +254,17 @@ class Work:
         make: Callable[[int], Checkpoint],
         note: Callable[[int], str] = lambda done: "",
     ) -> Iterator[Checkpoint]:
-        """Make checkpoints that do not depend on each other, by `make(number)`; then return them.
+        """Yield checkpoints that do not depend on each other, read or made by `make(number)`.
 
-        They are read one by one, because all may be more than memory holds. In a store other
-        processes may make some of them. `note(done)` goes with the progress.
+        One by one, because all may be more than memory holds. In a store other processes may make
+        some of them. `note(done)` goes with the progress.
         """
         for number, name in enumerate(names):
-            if not self.load(name):
-                self.save(name, *make(number))
+            if not (part := self.load(name)):
+                part = make(number)
+                self.save(name, *part)
             self.progress(number + 1, len(names), note(number + 1))
-        yield from (self._made(name) for name in names)
-
-    def _made(self, name: str) -> Checkpoint:
-        if (part := self.load(name)) is None:
-            raise StoreError(f"{self._file(name)} was damaged or removed: run the command again")
-        return part
+            yield part
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""

@@ -85,7 +85,8 @@ class SharedWork(Work):
         return False
 
     def _made(self, name: str) -> Checkpoint:
-        part = super()._made(name)
+        if (part := self.load(name)) is None:
+            raise StoreError(f"{self._file(name)} was damaged or removed: run the command again")
         made_under = part[1].pop(CONDITIONS, self.now)
         if made_under not in self.seen:
             self.seen.append(made_under)
