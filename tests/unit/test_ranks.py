@@ -155,20 +155,27 @@ def wgan(devices, work=None, steps=4):
     return method.train(public, seed=0, work=work or NoWork(), device=CPU, devices=devices)
 
 
-def close_weights(one, other):
-    states = [module.state_dict() for module in (one, other)]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-4, msg=name)
+def outputs(prior):
+    """Images, normalised by the batch because biases before batch norm are rounding, and scores."""
+    latents = torch.randn(16, prior.latent, generator=rng(1))
+    with torch.no_grad():
+        return [prior.generator.train()(latents), prior.critic(split().public.floats())]
+
+
+def far_closer(one, other, start):
+    """Whether two trained priors differ far less from each other than from an earlier one."""
+    for first, second, before in zip(outputs(one), outputs(other), outputs(start), strict=True):
+        moved = (first - before).norm()
+        assert moved > 0
+        assert (first - second).norm() < 0.02 * moved
 
 
 @pytest.mark.slow
 def test_two_processes_train_a_prior_as_one_and_resume_its_checkpoint():
-    alone, both = wgan(1), wgan(2)
-    close_weights(alone.generator, both.generator)
-    close_weights(alone.critic, both.critic)
+    start, alone = wgan(1, steps=1), wgan(1)
+    far_closer(alone, wgan(2), start)
     work = MemoryWork(saves_before_death=1)
     with pytest.raises(KilledError):
         wgan(1, work)
     work.left = None
-    close_weights(alone.generator, wgan(2, work).generator)
+    far_closer(alone, wgan(2, work), start)
