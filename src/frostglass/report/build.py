@@ -5,7 +5,7 @@ Every number comes from the files of finished runs; nothing is measured here.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ def build_report(folders: Sequence[Path], out: Path, *, redact: bool = False) ->
         "runs": [run.document for run in runs],
     }
     if analyses:
-        document["analyses"] = [asdict(record) for record in analyses]
+        # Settings may name people.
+        shown = [replace(record, settings={}) if redact else record for record in analyses]
+        document["analyses"] = [asdict(record) for record in shown]
     return _write(out, render(studies, analyses, redacted=redact), document)
 
 
