@@ -36,22 +36,36 @@ CHECKPOINTS = ["grid.target.epochs=[1,2]", "target.schedule=constant", "target.k
 BIDO = '{name="bido",lambda_y=0.0,measure="coco_frobenius",layers=["head"]'
 CASES = {
     "toy_world": (None, ["analysis.steps=20", "analysis.epochs=20", "analysis.networks=2"]),
-    "fisher": (MODEL, ["perceptual.epochs=1", "analysis.people=2", "analysis.steps=[0,2]"]),
-    "head_ranks": (MODEL, ['grid.defenses=[[],[{name="calor",rank=2}]]']),
-    "rank_sweep": (MODEL, ['grid.defenses=[[],[{name="calor",rank=2}],[{name="calor",rank=3}]]']),
+    "fisher": (
+        MODEL,
+        [
+            "data.public_images=3",
+            "perceptual.epochs=1",
+            "analysis.people=2",
+            "analysis.steps=[0,2]",
+        ],
+    ),
+    "head_ranks": (MODEL, ['grid.defenses=[[],[{name="calor",rank=2,a=0.0}]]']),
+    "rank_sweep": (
+        MODEL,
+        ['grid.defenses=[[],[{name="calor",rank=2,a=0.0}],[{name="calor",rank=3,a=0.0}]]'],
+    ),
     "checkpoints": (MODEL, CHECKPOINTS),
     "likelihood": (MODEL, []),
     "confidence": (MODEL, []),
     "gradients": (MODEL, ["analysis.people=3", "analysis.steps=[0,2]"]),
     "bottleneck": (MODEL, ["analysis.ranks=[1,2]", "analysis.steps=2", "analysis.width=4"]),
     "lda_layers": (MODEL, []),
-    "tsne": (MODEL, ["analysis.attribute=smile", "analysis.perplexity=2", "analysis.neighbours=2"]),
+    "tsne": (
+        MODEL,
+        ["analysis.attribute=smiling", "analysis.perplexity=2", "analysis.neighbours=2"],
+    ),
     "unilateral": (
         MODEL,
         [f"grid.defenses=[[{BIDO},lambda_x=1.0}}],[{BIDO},lambda_x=5.0}}]]", "analysis.batch=4"],
     ),
-    "fsim_utility": (FEATURES, []),
-    "adaptive_epochs": (FEATURES, ["grid.attack.adapt_epochs=[1,2]"]),
+    "fsim_utility": (FEATURES, ["data.public_images=3"]),
+    "adaptive_epochs": (FEATURES, ["data.public_images=3", "grid.attack.adapt_epochs=[1,2]"]),
 }
 
 

@@ -120,6 +120,13 @@ def test_the_report_shows_the_analyses_of_a_run(tmp_path):
     assert shown[0]["analysis"] == json.loads(json.dumps(asdict(FOUND)))
 
 
+def test_a_redacted_report_has_no_settings_of_analyses(tmp_path):
+    folder = make_run(tmp_path / "run", [BROKEN])
+    write_analysis(FOUND, Constant(), {"target": {"classes": ["Ann Other"]}}, folder)
+    build_report([folder], tmp_path / "page.html", redact=True)
+    assert "Ann Other" not in (tmp_path / "page.json").read_text()
+
+
 def test_a_figure_stands_alone_as_xml():
     root = ET.fromstring(standalone(ONE))
     texts = [part.text for part in root.iter() if part.tag.endswith("text")]

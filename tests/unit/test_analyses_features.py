@@ -14,6 +14,7 @@ from frostglass.analyses.base import unfit
 from frostglass.analyses.bottleneck import Bottleneck, linear_errors, reconstruction_error
 from frostglass.analyses.checkpoints import Checkpoints
 from frostglass.analyses.confidence import mean_confidence, success_by_confidence
+from frostglass.analyses.fisher import Fisher
 from frostglass.analyses.gradients import Gradients, image_gradients
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
 from frostglass.analyses.likelihood import log_likelihood, ordering, shares_in_bins
@@ -26,7 +27,9 @@ from frostglass.core.types import Images
 from frostglass.defenses.training.calor import Calor, LowRankHead
 from frostglass.metrics._stats import interval
 from frostglass.metrics.base import Score, outputs
-from worlds import SHAPE, linear_world, rng, target
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
+from worlds import SHAPE, linear_world, rng, split, target
 
 
 def images(count: int = 12, people: int = 4) -> Images:
@@ -83,6 +86,7 @@ def test_the_best_linear_autoencoder_leaves_the_smaller_singular_values():
     assert expected[1] <= (rest - rest @ random.T @ random).square().mean()
 
 
+@pytest.mark.slow
 def test_an_autoencoder_learns_flat_images():
     shades = torch.arange(0, 256, 16, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, *SHAPE)
     flat = Images(shades.contiguous(), torch.zeros(16, dtype=torch.long), ("x",), ("",) * 16)
@@ -211,6 +215,11 @@ RANKS = [[{"name": "calor", "rank": 2}], [{"name": "calor", "rank": 4}], []]
             "bido.lambda_y: expected 0",
         ),
         (Gradients(people=99), {"data": {"name": "faces"}}, "people: expected at most"),
+        (
+            Fisher(people=2),
+            {"data": {"name": "faces", "public_images": 1}},
+            "the perceptual network learns public people",
+        ),
         (Tsne(attribute="wings"), {}, "attribute: expected one of the data's"),
     ],
 )
@@ -223,6 +232,16 @@ def test_configs_that_suit_an_analysis_are_accepted():
     assert unfit(Checkpoints(), parsed(**grid)) == []
     assert unfit(RankSweep(), parsed(grid={"defenses": RANKS})) == []
     assert [head_rank(each) for each in parsed(grid={"defenses": RANKS})] == [2, 4, 0]
+
+
+def test_few_epochs_are_the_beginning_of_many():
+    """What makes grid.target.epochs a list of checkpoints."""
+    recipe = {"options": {"width": 4}, "batch": 16, **CONSTANT}
+    data = split()
+    short, long = (train_target(Training(epochs=count, **recipe), data) for count in (1, 2))
+    assert long.info["history"][0] == pytest.approx(short.info["history"][0], rel=1e-5)
+    assert short.info["selected_epoch"] == 0
+    assert long.info["selected_epoch"] == 1
 
 
 def test_how_long_an_attack_adapts():

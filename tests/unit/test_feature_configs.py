@@ -35,6 +35,7 @@ def test_which_there_are():
         "faces/feature-layers",
         "faces/feature-perceptual",
         "faces/harden-features",
+        "faces/analysis-features",
         "celeba/resnet50-adv-learn",
         "celeba/resnet18-crafter",
         "lfw/resnet18-crafter",
@@ -62,6 +63,21 @@ def test_lambdas_are_those_of_the_tables():
     for name in ("faces/feature-perceptual", "celeba/resnet50-adv-learn"):
         assert strengths(name, "adv_learn", "perceptual") == [0, 1, 2, 3, 4, 5, 10]
         assert strengths(name, "adv_learn", "pixel") == [4]  # 1 for images in [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "attributes", "public"),
+    [
+        (["data.public=celeba/public-extended"], ("all",), "celeba/public-extended"),
+        (['target.attributes=["Smiling"]'], ("Smiling",), "celeba/public"),
+    ],
+)
+def test_the_extras_of_the_first_table_are_settings(settings, attributes, public):
+    path = PATHS["celeba/resnet50-adv-learn"]
+    assert all(setting in path.read_text(encoding="utf-8") for setting in settings)
+    for _, experiment in experiments(read_config(path, settings)):
+        assert experiment.target.attributes == attributes
+        assert str(experiment.data.public) == public
 
 
 def test_the_layer_study_has_six_cuts_that_can_be_made():

@@ -166,6 +166,16 @@ def test_attacks_are_those_of_the_tables(name):
     assert len(chosen) == len(targets) * len(published)  # every attack on every model
 
 
+@pytest.mark.parametrize("name", ["vgg16-tl", "ir152-tl", "facenet64-tl", "resnet34-tl"])
+def test_error_bars_are_three_trainings(name):
+    """TL-DMI's Table 13."""
+    setting, path = "grid.seed=[0,1,2]", EVERY[f"celeba/{name}"]
+    assert f"--set '{setting}'" in path.read_text(encoding="utf-8")
+    chosen = experiments(read_config(path, [setting]))
+    assert len(chosen) == 3 * len(EXPERIMENTS[f"celeba/{name}"])
+    assert {experiment.seed for _, experiment in chosen} == {0, 1, 2}
+
+
 def styled_entry(attack: Any) -> tuple:
     """Return an attack's entry in `STYLED`."""
     smallest_crop = None if attack.name == "mirror" else attack.area[0]

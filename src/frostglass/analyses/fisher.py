@@ -31,6 +31,7 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
 TASK = "classification"
+FEWEST = 3  # images of a public person: to train, to select and to test
 Distance = Callable[[Tensor, Tensor], Tensor]  # images and images to a distance of each, (N,)
 
 
@@ -135,11 +136,21 @@ class Fisher(AnalysisMethod):
             raise ValueError(f"distances: expected some of {', '.join(known)}, got {odd[0]!r}")
 
     def problems(self, chosen: Sequence[Experiment]) -> list[str]:
-        return [
+        problems = [
             f"people: expected at most {count}, the private people of the data, got {self.people}"
             for count in sorted({experiment.data.counts()[0] for experiment in chosen})
             if self.people > count
         ]
+        enough = all(
+            sum(images >= FEWEST for images in experiment.data.public_people()) > 1
+            for experiment in chosen
+        )
+        if "perceptual" in self.distances and not enough:
+            problems.append(
+                f"the perceptual network learns public people with {FEWEST} or more images each, "
+                "got fewer than 2: give more, or leave perceptual out of analysis.distances"
+            )
+        return problems
 
     def run(self, context: Context) -> Analysis:
         rows: list[tuple[Cell, ...]] = []

@@ -68,7 +68,9 @@ def build_report(
         "runs": [_without_store(run.document) for run in runs],
     }
     if analyses:
-        document["analyses"] = [asdict(record) for record in analyses]
+        # Settings may name people.
+        shown = [replace(record, settings={}) if redact else record for record in analyses]
+        document["analyses"] = [asdict(record) for record in shown]
     return _write(out, render(studies, origins, analyses, redacted=redact), document)
 
 

@@ -136,4 +136,6 @@ def _style() -> Markup:
     text = resources.files("frostglass.report").joinpath("style.css").read_text(encoding="utf-8")
     roots = re.findall(r"^:root \{.*?^\}", text, re.MULTILINE | re.DOTALL)
     lines = [line for line in text.splitlines() if line.startswith((".plot", ".c0 "))]
-    return Markup("\n".join([*roots, *lines]).replace("display: none", "display: block"))
+    # On a page a drawing fills its box; here it has its own size, below the title.
+    own = f".plot.wide {{ width: {WIDE.width}px; height: {WIDE.height}px; }}"
+    return Markup("\n".join([*roots, *lines, own]))
