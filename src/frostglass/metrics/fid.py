@@ -13,7 +13,7 @@ from frostglass.core.types import Images, Target
 from frostglass.metrics._frechet import frechet_distance
 from frostglass.metrics._stats import jackknife
 from frostglass.metrics.base import Evidence, Metric, Score, finite, metrics, outputs
-from frostglass.networks.inception import read_inception
+from frostglass.networks.measuring import read_inception
 
 
 @metrics.register

@@ -11,7 +11,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import match_shape
 from frostglass.metrics.base import Evidence, Metric, metrics
-from frostglass.networks.inception import read_lpips
+from frostglass.networks.measuring import read_lpips
 from frostglass.networks.perceptual import perceptual_distance
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen

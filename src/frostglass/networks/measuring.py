@@ -1,4 +1,4 @@
-"""Inception-v3, whose features the Fréchet inception distance compares, from a file of weights."""
+"""Networks that published measures compare images in: Inception-v3 (FID) and LPIPS."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from frostglass.core.errors import CheckpointError
 from frostglass.core.types import Shape, Target
 from frostglass.models.checkpoint import load_weights
-from frostglass.models.weight_files import read_state
+from frostglass.models.weight_files import differences, read_state, usable
 
 SIZE: Shape = (3, 299, 299)
 FID_CLASSES = 1008  # of the network that FID was defined with, ported from TensorFlow
@@ -74,14 +74,12 @@ def _fid_network() -> nn.Module:
 def read_lpips(backbone: str | Path, linear: str | Path) -> nn.Module:
     """Return LPIPS (VGG-16) of two images (N, 3, H, W) in [0, 1], one value each.
 
-    `backbone` holds the weights of torchvision's `vgg16`, `linear` the five learned layers (C, such
-    as the file vgg.pth of the package `lpips`).
+    `backbone` holds the weights of torchvision's `vgg16`; its classifier is not used. `linear`
+    holds the five learned layers, as the file vgg.pth of the package `lpips`.
     """
     import piq  # slow to import
-    from torchvision.models import vgg16
+    from torchvision.models.vgg import cfgs, make_layers
 
-    network = vgg16(weights=None, init_weights=False)
-    load_weights(network, backbone)
     state = read_state({}, Path(linear))
     weights = [state[name].reshape(1, -1, 1, 1) for name in sorted(state)]
     if [weight.numel() for weight in weights] != [64, 128, 256, 512, 512]:
@@ -89,7 +87,17 @@ def read_lpips(backbone: str | Path, linear: str | Path) -> nn.Module:
             f"{Path(linear).name} holds layers of {[weight.numel() for weight in weights]} "
             "weights, expected those of LPIPS for VGG-16: 64, 128, 256, 512 and 512"
         )
-    layers = ["3", "8", "15", "22", "29"]  # relu1_2 to relu5_3
+    layers = make_layers(cfgs["D"])
+    own = layers.state_dict()
+    held = {
+        name.removeprefix("features."): value
+        for name, value in read_state(own, Path(backbone)).items()
+        if not name.startswith("classifier.")
+    }
+    if problems := differences(own, held):
+        raise CheckpointError(f"{Path(backbone).name} does not fit torchvision's vgg16: {problems}")
+    layers.load_state_dict(usable(own, held, Path(backbone).name))
+    places = ["3", "8", "15", "22", "29"]  # relu1_2 to relu5_3
     return piq.ContentLoss(
-        network.features.eval(), layers, weights, normalize_features=True, reduction="none"
+        layers.eval(), places, weights, normalize_features=True, reduction="none"
     )
