@@ -10,6 +10,7 @@ from benchmarks import (
     faces_rate,
     memory,
     official_style,
+    scale,
     training_step,
 )
 
@@ -22,6 +23,7 @@ BENCHMARKS = (
     faces_rate,
     copies,
     memory,
+    scale,
 )
 
 
