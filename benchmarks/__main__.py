@@ -22,6 +22,7 @@ BENCHMARKS = (
     "feature_sets",
     "copies",
     "memory",
+    "scale",
     "workers",
 )
 
