@@ -196,13 +196,7 @@ def together(
     if size == 1:
         yield Ranks()
         return
-    if dist.is_initialized():
-        raise ConfigError("devices: this process is already part of a process group: use 1 device")
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ConfigError(
-            f"devices: {size} GPUs were asked for, this machine has {torch.cuda.device_count()}: "
-            "lower the number"
-        )
+    _check_devices(size, device)
     context = torch.multiprocessing.get_context("spawn")
     folder, reasons = Path(tempfile.mkdtemp(prefix="frostglass-ranks-")), context.SimpleQueue()
     threads = torch.get_num_threads()
@@ -238,6 +232,16 @@ def together(
                 process.join(grace)
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_devices(size: int, device: torch.device) -> None:
+    if dist.is_initialized():
+        raise ConfigError("devices: this process is already part of a process group: use 1 device")
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(
+            f"devices: {size} GPUs were asked for, this machine has {torch.cuda.device_count()}: "
+            "lower the number"
+        )
 
 
 def _join(rank: int, settings: tuple[int, str, Path, int]) -> Ranks:

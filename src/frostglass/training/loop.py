@@ -77,9 +77,7 @@ def train_target(
     source = start or config.starting_file
     target = untrained(config, classes, shape, defenses, seed=seed, start=source)
     check_training(config, target, defenses, size)
-    history: History = []
-    chosen: int | None = None
-    numerics: dict[str, Any] = {}
+    learned: dict[str, Any] = {"history": [], "selected_epoch": None}
     if config.weights:
         target = _given(config, target, split, device)
     else:
@@ -88,12 +86,11 @@ def train_target(
         together_with = 1 if device.type == "meta" else devices
         with together(together_with, device, _train_along, config, start_from, *task) as ranks:
             trainer = _trainer(ranks, config, target, *task)
-            history, chosen = _fit(trainer, split.validation, work or Work.scratch())
+            learned = _fit(trainer, split.validation, work or Work.scratch())
         trainer.finish()
-        numerics = {"numerics": trainer.numerics}
+        learned["numerics"] = trainer.numerics
     target.module.eval()
-    info = _info(config, target, split, defenses, seed)
-    info |= {"history": history, "selected_epoch": chosen, **numerics}
+    info = _info(config, target, split, defenses, seed) | learned
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
@@ -162,7 +159,7 @@ def _train_along(ranks: Ranks, config: Training, target: Target, *task: Any) -> 
         trainer.epoch(TrainingProgress(epoch, config.epochs))
 
 
-def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int]:
+def _fit(trainer: Trainer, validation: Images, work: Work) -> dict[str, Any]:
     """Train all epochs, load the selected weights, and return the history and their epoch."""
     config, module = trainer.config, trainer.target.module
     history, best, chosen = History(), dict[str, Tensor](), -1
@@ -191,7 +188,7 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> tuple[History, int
             work.save("training", tensors, {"history": history, "chosen": chosen})
         work.progress(epoch + 1, config.epochs, f"accuracy {score:.3f}")
     module.load_state_dict(best)
-    return history, chosen
+    return {"history": history, "selected_epoch": chosen}
 
 
 def _info(

@@ -290,12 +290,8 @@ def _shard(
     searches = math.ceil(len(each) / most)  # of about one size
     together = len(padded_rows(math.ceil(len(each) / searches), attack.batch_multiple))
     parts = []
-    for state, y, draw in zip(
-        start.flatten(0, 1).split(together),
-        each.split(together),
-        draws.split(together),
-        strict=True,
-    ):
+    batches = (all_rows.split(together) for all_rows in (start.flatten(0, 1), each, draws))
+    for state, y, draw in zip(*batches, strict=True):
         result = recipe.search(state, y, draw)
         latents = recipe.read(result.state, y, draw)
         images, score, confidence = _read_out(
