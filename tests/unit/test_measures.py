@@ -8,7 +8,7 @@ from torch import nn
 
 from evidence import reconstructions
 from frostglass.core.errors import ConfigError, DataError, RunError
-from frostglass.metrics._frechet import frechet_distance
+from frostglass.metrics._frechet import _moments, frechet_distance
 from frostglass.metrics._neighbours import nearest, prdc, radii
 from frostglass.metrics._stats import jackknife
 from frostglass.metrics.base import Evidence, Score, measure, outputs
@@ -103,6 +103,14 @@ def test_frechet_refuses_rows_that_are_not_finite():
     broken[2, 1] = torch.nan
     with pytest.raises(DataError, match="NaN or infinity in 1 of 5 rows"):
         frechet_distance(broken, features(5))
+
+
+def test_moments_in_several_panels_and_chunks(monkeypatch):
+    monkeypatch.setattr("frostglass.metrics._frechet.CHUNK", 8)
+    monkeypatch.setattr("frostglass.metrics._frechet.PANEL", 3)
+    mean, covariance = _moments(some := features(20, 7) + 5)
+    assert torch.allclose(mean, some.double().mean(0))
+    assert torch.allclose(covariance, some.double().T.cov())
 
 
 def test_frechet_of_few_images_is_the_nuclear_norm_of_their_products():

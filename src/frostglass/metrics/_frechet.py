@@ -6,6 +6,7 @@ from torch import Tensor
 from frostglass.core.errors import DataError
 
 CHUNK = 4096  # rows that are converted to double precision together
+PANEL = 256  # rows of a covariance that are computed together, from its diagonal on
 
 
 def frechet_distance(first: Tensor, second: Tensor) -> float:
@@ -51,8 +52,10 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.double, device=features.device)
     for part in features.split(CHUNK):
         centred = part.double() - mean
-        scatter.addmm_(centred.T, centred)
-    return mean, scatter / (len(features) - 1)
+        for first in range(0, len(mean), PANEL):  # only above the diagonal: half of the work
+            panel = slice(first, first + PANEL)
+            scatter[panel, first:].addmm_(centred[:, panel].T, centred[:, first:])
+    return mean, (scatter.triu() + scatter.triu(1).T) / (len(features) - 1)
 
 
 def _root(covariance: Tensor) -> Tensor:
