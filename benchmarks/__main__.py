@@ -14,6 +14,7 @@ from benchmarks.measured import HEADER
 BENCHMARKS = (
     "attack_step",
     "official_style",
+    "early_stopping",
     "people",
     "training_step",
     "bido_step",

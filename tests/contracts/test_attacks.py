@@ -280,7 +280,7 @@ def test_only_granted_access_is_used(name, monkeypatch):
         with pytest.raises(ConfigError, match=f"needs access to {access}, got {weaker}"):
             invert(attack, view, assets)
         with pytest.raises(AccessError, match=f"grants {weaker}, not"):
-            attack.run(view, assets, torch.tensor([0]), seed=0, work=NoWork())
+            attack.run(view, assets, torch.tensor([0, 1]), seed=0, work=NoWork())
     asked = set()
 
     def noted(needed, ask):

@@ -56,7 +56,9 @@ def test_a_docstring_is_split_into_text_and_arguments():
     assert facts["arguments"].startswith("coupling: ")  # its own first, then those of its bases
     assert "\nloss: " in facts["arguments"]
     variants = [variant["name"] for variant in facts["variants"]]
-    assert variants == ["noise", "aimed", "straight", "margin", "poincare", "subtract"]
+    assert variants == [
+        "published", "noise", "aimed", "straight", "margin", "poincare", "subtract",
+    ]  # fmt: skip
     steps = {"name": "steps", "type": "int", "default": 1500, "required": False}
     assert steps in facts["parameters"]
     private = {"name": "private", "type": "Path", "default": None, "required": True}
@@ -97,7 +99,7 @@ def test_types_are_readable():
 
 
 def test_unknown_names():
-    hint = r"did you mean 'calor'\? known: accuracy, adv_learn, .*bido, .*brepmi, calor, "
+    hint = r"did you mean 'calor'\? known: accuracy, .*adv_learn, .*bido, .*brepmi, calor, "
     with pytest.raises(ConfigError, match=rf"nothing is named 'calorr': {hint}"):
         describe("calorr")
     hint = r"did you mean 'attacks'\? known: analyses, attacks, datasets, defenses"

@@ -252,7 +252,7 @@ def test_report(toy, here):
 def test_report_without_names(toy, here):
     page = here / "deep" / "shown.html"
     done = frostglass("report", toy.run, "--redact", "--out", page, "--json")
-    assert json.loads(done.out) == {"report": str(page)}
+    assert json.loads(done.out)["report"] == str(page)
     for name in ("shown.html", "shown.json"):
         text = (here / "deep" / name).read_text()
         assert "person A" in text

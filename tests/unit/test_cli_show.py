@@ -15,6 +15,7 @@ KNOWN = {
     "attacks": {"gmi", "decoder", "latent"},
     "metrics": {"accuracy", "distance", "manifold"},
     "threats": {"fgsm", "badnets"},
+    "analyses": {"fisher", "toy_world"},
 }
 NAMES = sorted(name for registry in KINDS.values() for name in registry.names())
 OWN_ATTACK = '''

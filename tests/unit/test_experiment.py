@@ -228,11 +228,11 @@ def test_one_experiment_has_no_grid():
 
 def test_a_variant_sets_defaults_that_explicit_values_override():
     made = Experiment.parse({"attack": {"name": "kedmi", "variant": "tl-dmi"}}).attack
-    assert made == Kedmi(log_variance=0.0, clamp="forward", steps=3000)
+    assert made == Kedmi(log_variance=0.0, clamp="forward", steps=3000, patience=0)
     own = Experiment.parse(
         {"attack": {"name": "kedmi", "steps": 7, "variant": "tl-dmi", "clamp": "off"}}
     ).attack
-    assert own == Kedmi(log_variance=0.0, clamp="off", steps=7)
+    assert own == Kedmi(log_variance=0.0, clamp="off", steps=7, patience=0)
     assert "variant" not in asdict(made)  # what is recorded is what was run
 
 
@@ -299,7 +299,7 @@ def test_a_case_sets_prior_and_attack_together():
     assert (gmi.prior, gmi.attack.name) == (Wgan(steps=9), "gmi")
     assert (ked.prior, ked.attack) == (
         Kplus1(steps=3),
-        Kedmi(log_variance=0.0, clamp="log", steps=5000),
+        Kedmi(log_variance=0.0, clamp="log", steps=5000, patience=0),
     )
 
 

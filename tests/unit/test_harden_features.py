@@ -114,7 +114,7 @@ def tuner(calls, monkeypatch, measure="mcc"):
     monkeypatch.setattr(goals, "released_facts", lambda exposure: {"utility": calls.utility})
     monkeypatch.setattr(tuning, "audit", calls.audit)
     monkeypatch.setattr(tuning, "problems", lambda chosen: [])
-    return Tuner(experiment(), None, FeatureGoal(0.8, measure))
+    return Tuner(experiment(), SimpleNamespace(executor=None), FeatureGoal(0.8, measure))
 
 
 def tuned(*args):

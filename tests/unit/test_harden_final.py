@@ -26,6 +26,9 @@ MANY = FACES | {"public_identities": 20, "public_images": 3}
 FEW = FACES | {"public_identities": 20, "public_images": 1}
 
 
+NO_STORE = SimpleNamespace(executor=None)
+
+
 def experiment(**values):
     return Experiment.parse({"prior": {"name": "pretrained"}, "data": MANY, **values})
 
@@ -79,7 +82,7 @@ def tuned(calls, monkeypatch, values=None):
     monkeypatch.setattr(goals, "exposed", calls.exposed)
     monkeypatch.setattr(tuning, "audit", calls.audit)
     (candidate,) = candidates(["calor"], Tunable("model", 4))
-    tuner = Tuner(experiment(), None, ModelGoal(0.9))
+    tuner = Tuner(experiment(), NO_STORE, ModelGoal(0.9))
     return tuner(candidate, values or {"calor.rank": 3, "calor.b": 8.0})
 
 
@@ -119,7 +122,7 @@ def test_settings_that_cannot_work_are_no_trial(monkeypatch):
 def test_an_attack_that_does_not_break_the_undefended_model_tunes_nothing(monkeypatch):
     monkeypatch.setattr(tuning, "audit", Calls(0.99, vacuous="it does not break").audit)
     with pytest.raises(RunError, match="nothing can be tuned: it does not break"):
-        Tuner(experiment(), None, ModelGoal(0.9)).undefended()
+        Tuner(experiment(), NO_STORE, ModelGoal(0.9)).undefended()
 
 
 # Finalists

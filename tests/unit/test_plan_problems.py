@@ -322,8 +322,8 @@ def test_a_critic_that_is_missing_is_a_problem(name, monkeypatch):
     ("changes", "match"),
     [
         (
-            {"metrics": [{"name": "accuracy"}, {"name": "likeness"}]},
-            "metrics: likeness cannot be measured",
+            {"metrics": [{"name": "accuracy"}, {"name": "face"}]},
+            "metrics: face cannot be measured",
         ),
         ({"data": {**FACES, "images": 1}}, "data.images: expected at least 3, got 1"),
         ({"attack": {"name": "decoder"}}, "attack: decoder attacks features"),

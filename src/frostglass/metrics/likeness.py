@@ -51,7 +51,7 @@ class Likeness(Metric):
         pairs = zip(evidence.images.split(CHUNK), evidence.originals.split(CHUNK), strict=True)
         # A prior may generate images of another size.
         parts = [
-            likeness(match_shape(images, evidence.split.train.shape).clamp(0, 1), originals)
+            likeness(match_shape(images, originals.shape[1:]).clamp(0, 1), originals)
             for images, originals in pairs
         ]
         return {

@@ -254,17 +254,19 @@ class Work:
         make: Callable[[int], Checkpoint],
         note: Callable[[int], str] = lambda done: "",
     ) -> Iterator[Checkpoint]:
-        """Yield checkpoints that do not depend on each other, read or made by `make(number)`.
+        """Make checkpoints that do not depend on each other, by `make(number)`; return them all.
 
-        One by one, because all may be more than memory holds. In a store other processes may make
-        some of them. `note(done)` goes with the progress.
+        In a store other processes may make some of them, and they are read one by one afterwards,
+        because all may be more than memory holds. `note(done)` goes with the progress.
         """
+        parts: list[Checkpoint] = []
         for number, name in enumerate(names):
             if not (part := self.load(name)):
                 part = make(number)
                 self.save(name, *part)
-            self.progress(number + 1, len(names), note(number + 1))
-            yield part
+            parts.append(part)
+            self.progress(len(parts), len(names), note(len(parts)))
+        return iter(parts)
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""

@@ -68,7 +68,7 @@ class SharedWork(Work):
                     self.progress(len(done), len(names), note(len(done)))
             if len(done) == before:
                 self._wait()
-        yield from (self._made(name) for name in names)
+        return (self._made(name) for name in names)
 
     def _is_made(self, name: str, make: Callable[[], Checkpoint]) -> bool:
         """Return whether a part is there, or was made now; not if another process is making it."""
