@@ -35,7 +35,8 @@ def test_folding_leaves_the_results_of_an_attack(monkeypatch):
     assert norms.calls == 4  # the two trials without folding, on two networks; none in the search
     monkeypatch.setattr(runner, "unchanged_when_folded", lambda view, prior: [])
     slow = attack(attacked, known)
-    assert norms.calls == 4 + 2 + 2 * 7  # a trial of layouts, six steps and the read-out
+    # A trial of layouts, one of batches with and without padding, six steps and the read-out.
+    assert norms.calls == 4 + 2 + 2 * 2 + 2 * 7
     assert torch.allclose(quick.latents, slow.latents, atol=1e-4)
     assert torch.allclose(quick.confidence, slow.confidence, atol=1e-4)
     assert quick.queries == slow.queries

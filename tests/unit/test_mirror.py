@@ -211,7 +211,8 @@ def test_the_sizes_of_all_steps_are_the_published_ones(steps, monkeypatch):
 
     monkeypatch.setattr(torch.optim.Adam, "step", noted)
     made, known = linear()
-    run(Mirror(pool=20, candidates=1, keep=1, steps=steps, patience=0), known, made, labels=[0])
+    attack = Mirror(pool=20, candidates=1, keep=1, steps=steps, patience=0)
+    run(attack, known, made, labels=[0])
     expected = PUBLISHED_SIZES[steps]
     assert len(sizes) == steps
     assert sizes[: len(expected)] == pytest.approx([0.25 * size for size in expected], abs=1e-7)
@@ -304,7 +305,7 @@ def test_coins_are_a_candidate_s_own_and_off_at_0():
     )
     made = Target(module=Reader(), classes=("a", "b"), image_shape=shape, head="head", key="reader")
     sizes = {"pool": 16, "candidates": 8, "keep": 8, "steps": 60, "lr": 1e-6, "box": 9.0}
-    sizes["patience"] = 0
+    sizes |= {"patience": 0}
 
     def sides(flip):
         seen.clear()

@@ -1,7 +1,8 @@
 """IF-GMI: inversion through the maps between a generator's blocks."""
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -201,14 +202,13 @@ class Ifgmi(Ppa):
         assert isinstance(network, StyleImages)  # as `prior_problems` checks
         style = network.settings.w_dim
 
-        def search(state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
-            return _Stages(self, view, prior, network, seed).search(state, labels, draws)
+        stages = _Stages(self, view, prior, network, seed)
 
         def show(latents: Tensor, labels: Tensor) -> Tensor:
             return latents[:, style:].unflatten(1, prior.image_shape).contiguous()
 
         plain = super().recipe(view, assets, seed=seed)
-        return Recipe(plain.start, search, show=show, bonus=plain.bonus, latent_size=style)
+        return Recipe(plain.start, stages.search, show=show, bonus=plain.bonus, latent_size=style)
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,7 @@ class _Stages:
     prior: Prior
     network: StyleImages
     seed: int
+    alike: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
 
     def search(self, state: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
         """Search all stages in turn; the state of a result is (style, image) of each row."""
@@ -267,7 +268,14 @@ class _Stages:
         steps = (attack.steps, *attack.block_steps)[number]
         settings = attack.settings(steps, entrance.within(attack.radii[number]))
         return descend(
-            shown, rows, labels, rng, objective, settings, batch_multiple=attack.batch_multiple
+            shown,
+            rows,
+            labels,
+            rng,
+            objective,
+            settings,
+            batch_multiple=attack.batch_multiple,
+            alike=self.alike[number],
         )
 
     def _robustness(self, images: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
