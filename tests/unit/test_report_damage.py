@@ -231,6 +231,10 @@ FEATURE_CHANGES: list[tuple[Callable[[Files], Any], str]] = [
         lambda f: f.audit["utility"].pop("mean_mcc_low"),
         r"is damaged \(audits\.1\.utility\.mean_mcc_low: required, and not given\): run again",
     ),
+    (
+        lambda f: f.audit.update(images_per_person=20_000),
+        r"audit 'crafter' is about other images: run again",
+    ),
     (lambda f: f.audit["keys"].pop("exposure"), r"does not say what audit 'crafter' attacked"),
     (
         lambda f: f.audit["utility"].update(mean_mcc_high=1e308),

@@ -1,6 +1,7 @@
 """What stopped runs leave in a store: it is listed, resumed or removed, and damage is no crash."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -121,6 +122,13 @@ def test_what_a_dead_machine_left_is_removed(tmp_path, monkeypatch):
     assert "process 1 on elsewhere" in frostglass("store", "show", "--store", tmp_path).out
     assert frostglass("store", "clean", "--store", tmp_path).code == 0
     assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["show", "clean", "purge"])
+def test_a_named_pipe_as_the_mark_of_a_store_is_refused_at_once(tmp_path, command):
+    os.mkfifo(tmp_path / "store.json")
+    message = f"{tmp_path / 'store.json'} is no regular file: use another folder"
+    assert error_of(frostglass("store", command, "--store", tmp_path)) == message
 
 
 @pytest.mark.parametrize("command", ["show", "clean", "purge"])

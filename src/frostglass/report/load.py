@@ -325,6 +325,8 @@ def _images(path: Path, facts: RunFacts) -> dict[str, Tensor]:
     if (shape := tuple(images[reference].shape[: len(expected)])) != expected:
         raise DataError(f"{path}: {reference} holds {shape} images, expected {expected}: run again")
     for place, audit in enumerate(facts.audits):
+        if isinstance(audit, FeatureAudit) and audit.images_per_person != expected[-1]:
+            raise DataError(f"{path}: audit {audit.label!r} is about other images: run again")
         count, candidates = images[f"audit.{place}"].shape[:2]
         if len(expected) == 2 and (count != people or candidates % expected[1]):
             raise DataError(

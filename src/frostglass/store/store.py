@@ -287,6 +287,8 @@ class Store:
         # its marker before anything else.
         entries = self.root.iterdir() if self.root.exists() else ()
         others = sorted(path.name for path in entries if MARKER not in path.name)
+        if marker.exists() and not marker.is_file():  # reading a named pipe would never end
+            raise StoreError(f"{marker} is no regular file: use another folder")
         if marker.exists():
             content = read_json(marker)
             version = content.get("format") if isinstance(content, dict) else content

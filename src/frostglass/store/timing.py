@@ -54,7 +54,8 @@ def earlier_attempts(partial: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, StoreError):
-        if isinstance(timing := read_json(path), dict):
+        timing = read_json(path) if path.is_file() else {}
+        if isinstance(timing, dict):
             return timing
     return {}
 
