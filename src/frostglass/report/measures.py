@@ -60,9 +60,11 @@ def gains(study: Study) -> list[tuple[Entry, float, tuple[float, float, float] |
         match = next((other for other in plain if _comparable(other, entry)), None)
         if match is None or entry.kind != "defended":
             continue
-        shares = [torch.tensor([each.facts.scores[name].by_identity]) for each in (match, entry)]
-        accuracy = [each.facts.target.accuracy.test for each in (match, entry)]
-        rows.append((entry, accuracy[0] - accuracy[1], drop_ratio(*shares, *accuracy)))
+        plain_share, share = (
+            torch.tensor([each.facts.scores[name].by_identity]) for each in (match, entry)
+        )
+        before, after = (each.facts.target.accuracy.test for each in (match, entry))
+        rows.append((entry, before - after, drop_ratio(plain_share, share, before, after)))
     return rows
 
 

@@ -178,14 +178,14 @@ def _gain(audits: Sequence[_Audit], others: Sequence[_Audit]) -> dict[str, Share
             pairs.append((plain, audit))
     if len(pairs) < len(audits):
         return {}
-    plain, own = (
+    undefended, own = (
         torch.stack([each.values("top1_1") for each in side]) for side in zip(*pairs, strict=True)
     )
     before, after = (
         sum(each.facts["target"]["accuracy"]["test"] for each in side) / len(side)
         for side in zip(*pairs, strict=True)
     )
-    ratio = drop_ratio(plain, own, before, after)
+    ratio = drop_ratio(undefended, own, before, after)
     return {} if ratio is None else {"Δ top-1 / Δ accuracy": Share(*ratio, form=".2f")}
 
 
