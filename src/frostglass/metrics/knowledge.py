@@ -1,7 +1,6 @@
 """Knowledge extraction: what a network learns about private people from reconstructions alone."""
 
-from dataclasses import replace
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -49,9 +48,6 @@ class Knowledge(Metric):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     flip: bool = True
 
-    def brief(self) -> Self:
-        return replace(self, epochs=1)
-
     def columns(self, evidence: Evidence) -> dict[str, Tensor]:
         people = evidence.reconstructions.labels
         if len(people) < 2:
@@ -62,8 +58,9 @@ class Knowledge(Metric):
         private = evidence.private.of_people(people)
         learned = self._labelled(evidence, private)
         split = Split(learned, learned, private, evidence.split.public)
+        epochs = 1 if learned.pixels.is_meta else self.epochs  # a dry run saves no checkpoints
         config = Training(
-            model=self.model, epochs=self.epochs, batch=self.batch, lr=self.lr, flip=self.flip,
+            model=self.model, epochs=epochs, batch=self.batch, lr=self.lr, flip=self.flip,
             keep="last",
         )  # fmt: skip
         device = device_of(evidence.target.module)
