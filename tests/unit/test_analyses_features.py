@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from frostglass.analyses._audits import method_label, scored_curve
+from frostglass.analyses._audits import method_label, scored_curve, vacuous_notes
 from frostglass.analyses._descent import Search
 from frostglass.analyses.adaptive_epochs import length_of
 from frostglass.analyses.base import unfit
@@ -181,6 +181,16 @@ def test_dependence_of_outputs_agrees_with_its_definition():
 def test_methods_are_named_by_what_differs_from_the_defaults():
     assert method_label(Calor()) == "CALoR"
     assert method_label(Calor(rank=5, b=2.0), without=("b",)) == "CALoR (rank=5)"
+
+
+def test_audits_that_prove_nothing_are_named():
+    def subject(label, reason):
+        return SimpleNamespace(
+            label=label, audit=SimpleNamespace(controls=SimpleNamespace(vacuous=reason))
+        )
+
+    notes = vacuous_notes([subject("a", "it failed"), subject("b", "")])
+    assert notes == ("VACUOUS: a: it failed",)
 
 
 def test_curves_of_scores_are_in_order():

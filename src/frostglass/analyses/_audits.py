@@ -77,3 +77,12 @@ def score_cells(score: Score) -> tuple[Cell, ...]:
 def differing(chosen: Sequence[Experiment], value: Callable[[Experiment], Any]) -> bool:
     """Whether experiments differ in a value."""
     return len({repr(value(experiment)) for experiment in chosen}) > 1
+
+
+def vacuous_notes(subjects: Iterable[Subject]) -> tuple[str, ...]:
+    """Say which audits prove nothing, and why: what an analysis shows of them proves nothing."""
+    return tuple(
+        f"VACUOUS: {subject.label}: {reason}"
+        for subject in subjects
+        if (reason := subject.audit.controls.vacuous)
+    )

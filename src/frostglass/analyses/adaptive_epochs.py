@@ -10,6 +10,7 @@ from frostglass.analyses._audits import (
     model_label,
     score_cells,
     scored_curve,
+    vacuous_notes,
 )
 from frostglass.analyses.base import (
     Analysis,
@@ -80,4 +81,5 @@ class AdaptiveEpochs(AnalysisMethod):
             Axis(f"{self.score.upper()} →"),
             tuple(curves),
         )
-        return Analysis((Table("adaptation", head, tuple(rows)),), (figure,))
+        table = Table("adaptation", head, tuple(rows))
+        return Analysis((table,), (figure,), vacuous_notes(context.subjects))

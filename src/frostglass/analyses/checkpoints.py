@@ -12,6 +12,7 @@ from frostglass.analyses._audits import (
     score_cells,
     score_of,
     scored_curve,
+    vacuous_notes,
 )
 from frostglass.analyses.base import (
     Analysis,
@@ -80,4 +81,5 @@ class Checkpoints(AnalysisMethod):
             Axis(TITLES[self.score], percent=True),
             tuple(curves),
         )
-        return Analysis((Table("checkpoints", head, tuple(rows)),), (figure,))
+        table = Table("checkpoints", head, tuple(rows))
+        return Analysis((table,), (figure,), vacuous_notes(context.subjects))

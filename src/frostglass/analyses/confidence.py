@@ -12,6 +12,7 @@ from frostglass.analyses._audits import (
     score_cells,
     score_of,
     scored_curve,
+    vacuous_notes,
 )
 from frostglass.analyses.base import (
     Analysis,
@@ -108,6 +109,7 @@ class Confidence(AnalysisMethod):
                     "Leakage against confidence of reconstructions", images, upward, tuple(by_bin)
                 ),
             ),
+            vacuous_notes(context.subjects),
         )
 
     def bins_of(self, subject: Subject) -> list[tuple[float, int, float, float, float]]:

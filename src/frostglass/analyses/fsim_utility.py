@@ -2,7 +2,13 @@
 
 from typing import ClassVar, Literal
 
-from frostglass.analyses._audits import grouped, model_label, score_cells, scored_curve
+from frostglass.analyses._audits import (
+    grouped,
+    model_label,
+    score_cells,
+    scored_curve,
+    vacuous_notes,
+)
 from frostglass.analyses.base import (
     Analysis,
     AnalysisMethod,
@@ -67,4 +73,5 @@ class FsimUtility(AnalysisMethod):
             Axis(f"{self.score.upper()} →"),
             tuple(curves),
         )
-        return Analysis((Table("similarity and utility", head, tuple(rows)),), (figure,))
+        table = Table("similarity and utility", head, tuple(rows))
+        return Analysis((table,), (figure,), vacuous_notes(context.subjects))

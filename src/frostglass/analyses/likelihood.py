@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.analyses._audits import ScoreName
+from frostglass.analyses._audits import ScoreName, vacuous_notes
 from frostglass.analyses.base import (
     Analysis,
     AnalysisMethod,
@@ -84,7 +84,7 @@ class Likelihood(AnalysisMethod):
             "AUC",
         )  # fmt: skip
         table = Table("likelihood of reconstructions", head, tuple(rows))
-        return Analysis((table,), tuple(figures), tuple(notes))
+        return Analysis((table,), tuple(figures), (*vacuous_notes(context.subjects), *notes))
 
     def measured(self, subject: Subject) -> tuple[Tensor, Tensor]:
         """Return ln p of every reconstruction, (N,), and whether it succeeded."""

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from frostglass.analyses._audits import ScoreName, score_cells, score_of, scored_curve
+from frostglass.analyses._audits import (
+    ScoreName,
+    score_cells,
+    score_of,
+    scored_curve,
+    vacuous_notes,
+)
 from frostglass.analyses.base import (
     Analysis,
     AnalysisMethod,
@@ -72,7 +78,8 @@ class RankSweep(AnalysisMethod):
                 scored_curve(self.score, scores),
             ),
         )
-        return Analysis((Table("ranks", head, tuple(rows)),), (figure,))
+        table = Table("ranks", head, tuple(rows))
+        return Analysis((table,), (figure,), vacuous_notes(context.subjects))
 
 
 def _first(point: tuple[int, Subject]) -> int:
