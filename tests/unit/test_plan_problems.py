@@ -322,7 +322,7 @@ def test_a_critic_that_is_missing_is_a_problem(name, monkeypatch):
     ("changes", "match"),
     [
         (
-            {"metrics": [{"name": "accuracy"}, {"name": "face"}]},
+            {"metrics": [{"name": "accuracy"}, {"name": "verification"}, {"name": "face"}]},
             "metrics: face cannot be measured",
         ),
         ({"data": {**FACES, "images": 1}}, "data.images: expected at least 3, got 1"),

@@ -25,7 +25,7 @@ def test_models_of_one_recipe_are_said_to_be_alike(tmp_path):
     assert (
         "All models were trained with one recipe: model cnn, epochs 20, batch 64, "
         "optimizer adamw, lr 0.001, weight decay 0.0001, "
-        "schedule cosine, flip yes, keep best, precision 32." in page.text
+        "schedule cosine, flip yes, precision 32, keep best." in page.text
     )
     assert json.loads(out.with_suffix(".json").read_text())["answers"][0]["notes"] == []
     assert "own recipe" not in page.tables["Training of each model"][0]
