@@ -117,8 +117,13 @@ def _resized(attack: Attack, like: Attack) -> Attack:
     """Return an attack by gradients with candidates, batch size and patience of another."""
     if isinstance(attack, Descent) and isinstance(like, Descent):
         keep = min(like.keep, like.candidates)
-        size = {"candidates": like.candidates, "keep": keep, "batch": like.batch}
-        return replace(attack, **size, patience=like.patience)
+        return replace(
+            attack,
+            candidates=like.candidates,
+            keep=keep,
+            batch=like.batch,
+            patience=like.patience,
+        )
     return attack
 
 
