@@ -116,18 +116,10 @@ def _mirror(exp: Experiment) -> Mirror:
 def _resized(attack: Attack, like: Attack) -> Attack:
     """Return an attack by gradients with candidates, batch size and patience of another."""
     if isinstance(attack, Descent) and isinstance(like, Descent):
-<<<<<<< HEAD
         return replace(
             attack,
             candidates=like.candidates,
             keep=min(like.keep, like.candidates),
-=======
-        keep = min(like.keep, like.candidates)
-        return replace(
-            attack,
-            candidates=like.candidates,
-            keep=keep,
->>>>>>> searching
             batch=like.batch,
             patience=like.patience,
         )
