@@ -252,7 +252,9 @@ def test_report(toy, here):
 def test_report_without_names(toy, here):
     page = here / "deep" / "shown.html"
     done = frostglass("report", toy.run, "--redact", "--out", page, "--json")
-    assert json.loads(done.out)["report"] == str(page)
+    said = json.loads(done.out)
+    assert said["report"] == str(page)
+    assert [origin["status"] for origin in said["origins"]] == ["verified"]
     for name in ("shown.html", "shown.json"):
         text = (here / "deep" / name).read_text()
         assert "person A" in text
