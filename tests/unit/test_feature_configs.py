@@ -32,6 +32,7 @@ def strengths(name, defense, parameter):
 def test_which_there_are():
     assert set(PATHS) == {
         "faces/features",
+        "faces/protections",
         "faces/feature-layers",
         "faces/feature-perceptual",
         "faces/harden-features",

@@ -321,10 +321,7 @@ def test_a_critic_that_is_missing_is_a_problem(name, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        (
-            {"metrics": [{"name": "accuracy"}, {"name": "verification"}, {"name": "face"}]},
-            "metrics: face cannot be measured",
-        ),
+        ({"metrics": [{"name": "accuracy"}]}, "metrics: verification is required"),
         ({"data": {**FACES, "images": 1}}, "data.images: expected at least 3, got 1"),
         ({"attack": {"name": "decoder"}}, "attack: decoder attacks features"),
         ({"judging": {"identities": 1}}, "judging.identities: expected at least 2, got 1"),
