@@ -42,7 +42,7 @@ class Fid(Metric):
 
     Differs: Images are taken as they are, and not min–max stretched per image as in the code of
     KED-MI, LOMMA and PLG-MI. All reconstructions count, where LOMMA and PLG-MI take only those that
-    the evaluator names correctly, which makes an attack look better the more often it fails.
+    the evaluator names correctly.
     """
 
     title: ClassVar[str] = "FID"

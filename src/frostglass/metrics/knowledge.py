@@ -35,9 +35,9 @@ class Knowledge(Metric):
     Paper: Struppek et al., Be Careful What You Smooth For, ICLR 2024, arXiv 2310.06549 (knowledge
     extraction score); reported by Yu et al., CALoR, arXiv 2410.05814, Table 15.
 
-    Differs: The paper's surrogate is a ResNet-50 pre-trained on ImageNet, with 50 reconstructions
-    of each person; ours begins untrained, and scores are lower. All classes of the papers are
-    attacked; here the classes are the attacked people.
+    Differs: The surrogate, its training and the number of reconstructions are ours, and were not
+    checked against the paper's: do not compare values with Table 15. The classes are the attacked
+    people.
     """
 
     title: ClassVar[str] = "Knowledge extraction score"

@@ -26,10 +26,11 @@ class Outcome(Metric):
     The verifier is an embedder, if the evaluators have one, else a classifier; of several the one
     that accepts most held-out private images. No reconstruction has a say in that.
 
-    Paper: Yu et al., CALoR, arXiv 2410.05814, Fig. 12, and Ho et al., TL-DMI, CVPR 2024,
-    arXiv 2405.05588, Appendix B.2, show false positives of the evaluator.
+    Paper: Ho et al., TL-DMI, CVPR 2024, arXiv 2405.05588, Appendix B.2, on false positives; Yu et
+    al., CALoR, arXiv 2410.05814, Fig. 12, on their categories.
 
-    Differs: The papers sort images by eye. Ours are sorted by a verifier at a stated rate.
+    Differs: The five categories are ours. CALoR's figure was not at hand, and its categories may be
+    others: do not compare shares with it.
     """
 
     title: ClassVar[str] = "False positives"
