@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frostglass.runtime.batching import BATCH_MULTIPLE
+
 AT_ONCE = 2**22  # bytes that are read together
+SHOWN_AT_ONCE = 2**23  # values of images shown to a network together, without gradients
 Index = Tensor | slice | int
 
 
@@ -174,6 +177,12 @@ def chunks(count: int, shape: Sequence[int], most: int = AT_ONCE) -> Iterator[sl
     """Divide images of a shape (C, H, W) into slices of at most `most` bytes, at least one."""
     step = max(1, most // max(1, math.prod(shape)))
     return (slice(start, min(start + step, count)) for start in range(0, max(1, count), step))
+
+
+def images_at_once(shape: Sequence[int], most: int) -> int:
+    """Return how many images of a shape (C, H, W) a network is shown together: fewer large ones."""
+    fitting = SHOWN_AT_ONCE // max(1, math.prod(shape)) // BATCH_MULTIPLE * BATCH_MULTIPLE
+    return min(most, max(BATCH_MULTIPLE, fitting))
 
 
 def content_hashes(pixels: Pixels) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, DataError
-from frostglass.core.pixels import ByteImages
+from frostglass.core.pixels import ByteImages, images_at_once
 from frostglass.core.types import Images, Split, Target
 from frostglass.data._impostors import held_out_people
 from frostglass.networks.embedding import embed, public_centre
@@ -62,7 +62,7 @@ class Verifier:
                 _best_cosines(
                     embed(evaluator, part, self.centre), self.references, self.labels, people
                 )
-                for part in images.split(CHUNK)
+                for part in images.split(images_at_once(images.shape[1:], CHUNK))
             ]
         )
         # Other NaN stay: a metric that is not finite fails its step.
@@ -164,7 +164,7 @@ def threshold(scores: Tensor, rate: float) -> Tensor:
 
 
 def _embeddings(evaluator: Target, images: Images, centre: Tensor) -> Tensor:
-    parts = torch.arange(len(images)).split(CHUNK)
+    parts = torch.arange(len(images)).split(images_at_once(images.shape, CHUNK))
     embeddings = torch.cat([embed(evaluator, images.floats(index), centre) for index in parts])
     if not (embeddings.is_meta or _detects(evaluator) or embeddings.isfinite().all()):
         raise DataError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
-from frostglass.core.pixels import ByteImages, as_bytes
+from frostglass.core.pixels import ByteImages, as_bytes, images_at_once
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target, match_shape
 from frostglass.evaluators.verifier import Verifier, enrol
@@ -283,7 +283,8 @@ def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[T
     device = device_of(classifier.module)
     logits, features = [], []
     with frozen(classifier.module), torch.no_grad():
-        for index in torch.arange(len(images)).split(CHUNK):
+        size = images_at_once(images.shape[-3:], CHUNK)
+        for index in torch.arange(len(images)).split(size):
             batch = images.floats(index) if isinstance(images, Images) else images[index]
             some_logits, some_features = classifier.outputs(batch.to(device))
             logits.append(some_logits.cpu())

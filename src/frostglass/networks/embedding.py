@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.core.pixels import ByteImages
+from frostglass.core.pixels import ByteImages, images_at_once
 from frostglass.core.types import Images, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -20,7 +20,8 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     finds no face (NaN) do not count.
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
-    parts = [_features(embedder, public.floats(index)) for index in chosen.split(CHUNK)]
+    size = images_at_once(public.shape, CHUNK)
+    parts = [_features(embedder, public.floats(index)) for index in chosen.split(size)]
     return torch.cat(parts).nanmean(0)
 
 
@@ -29,7 +30,8 @@ def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tens
 
     The cosine of two embeddings says how likely two images show the same person.
     """
-    features = torch.cat([_features(embedder, part) for part in images.split(CHUNK)])
+    parts = images.split(images_at_once(images.shape[1:], CHUNK))
+    features = torch.cat([_features(embedder, part) for part in parts])
     return F.normalize(features - centre.to(features.device), dim=1)
 
 
