@@ -46,7 +46,7 @@ class AdaptiveEpochs(AnalysisMethod):
 
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024, arXiv 2401.07205, Appendix E and Figures 23 and 24.
-    Differs: the paper's figures are not numbers that can be compared; the trend is.
+    Differs: the paper gives no numbers for its figures, so only a trend can be compared.
 
     Args:
         score: fsim, ssim, psnr or similarity (of faces, by the embedder).

@@ -60,9 +60,9 @@ class Bottleneck(AnalysisMethod):
     shows how many numbers a head must pass for an image to be reconstructed from them.
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814,
-        Figure 4: reconstructions lose their identity below a few tens of numbers.
-    Differs: the paper gives no architecture; ours is the model cnn and a decoder. Its figure shows
-        images; here errors are measured, and no image is kept.
+        Figure 4.
+    Differs: the architecture is ours, the model cnn and a decoder. Errors are measured, and no
+        image is kept.
 
     Args:
         ranks: widths of the bottleneck. activation: after it, tanh or identity.

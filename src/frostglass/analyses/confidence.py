@@ -62,9 +62,8 @@ class Confidence(AnalysisMethod):
     of all models in bins of equal count by the confidence of the attacked model.
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814,
-        Figures 3 and 8: attack accuracy rises with confidence.
-    Differs: the paper varies the confidence of one model; here models of the config's grid differ
-        in it, such as CALoR with several b.
+        Figures 3 and 8: its premise is that a less confident model leaks less.
+    Differs: what varies the confidence is the config's grid, such as CALoR with several b.
 
     Args:
         score: recognised by the deciding evaluator, or top1 of the first classifier.

@@ -44,9 +44,9 @@ class Gradients(AnalysisMethod):
     these: a saturating one passes less.
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814,
-        Figure 6: tanh leaves the smallest gradients.
-    Differs: the paper does not say of which loss and where the gradient is taken. The loss is
-        cross-entropy unless loss says otherwise, and the gradient is that in the image.
+        Figure 6: part of CALoR's effect is that tanh attenuates gradients.
+    Differs: loss and place of the gradient are our choice: cross-entropy unless loss says
+        otherwise, in the image.
 
     Args:
         people: attacked people, from the first on. steps: steps at which the norm is measured.

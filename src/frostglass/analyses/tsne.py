@@ -57,8 +57,7 @@ class Tsne(AnalysisMethod):
     features themselves, that have the attribute where it does, and what chance gives.
 
     Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented
-        Representations, AAAI 2020, arXiv 1911.10143, Figure 4: features of the defended model
-        still separate the attribute.
+        Representations, AAAI 2020, arXiv 1911.10143, Figure 4.
     Differs: t-SNE is that of scikit-learn, started from principal components.
 
     Args:
