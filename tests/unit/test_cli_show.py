@@ -8,6 +8,7 @@ from commands import enter, error_of, frostglass
 from frostglass.cli.catalogue import KINDS
 
 KNOWN = {
+    "analyses": {"fisher", "toy_world"},
     "datasets": {"faces", "digits", "mnist", "folder"},
     "models": {"lenet", "cnn", "resnet"},
     "defenses": {"label_smoothing", "calor"},
