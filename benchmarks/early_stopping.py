@@ -14,8 +14,8 @@ from frostglass.store.store import Store
 
 LEAST = 3.0  # times fewer queries
 PEOPLE = 16
-PUBLISHED = {"name": "gmi", "variant": "published", "candidates": 1, "keep": 1}
-CASES = {"published": PUBLISHED, "default": PUBLISHED | {"patience": 20}}
+DEFAULT = {"name": "gmi", "candidates": 1, "keep": 1}
+CASES = {"published": DEFAULT | {"variant": "published"}, "default": DEFAULT}
 SETTINGS: dict[str, Any] = {
     "name": "early stopping",
     "data": {

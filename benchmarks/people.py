@@ -27,8 +27,8 @@ from frostglass.runtime.memory import keep_freed_memory, most_resident
 SIZES = (10, 100, 1000)
 SLOPE = 0.1  # how far the time per further person may differ between the sizes
 GROWTH = 1.1  # of the process's memory, from the fewest people to the most
-SHAPE, LATENT = (3, 32, 32), 16
-ATTACK = Gmi(steps=40, candidates=4, keep=1, patience=0, batch=64)
+SHAPE, LATENT = (3, 16, 16), 16
+ATTACK = Gmi(steps=30, candidates=4, keep=1, patience=0, batch=64)
 ROUNDS = 3
 ROOT = Path(__file__).parents[1]
 

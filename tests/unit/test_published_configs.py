@@ -358,7 +358,9 @@ SEARCHES = [cls for name in attacks.names() if issubclass(cls := attacks.get(nam
 
 @pytest.mark.parametrize("cls", SEARCHES, ids=lambda cls: cls.name)
 def test_searches_end_early_except_in_published_variants(cls):
-    assert cls().patience == 20
+    assert cls().patience is None
+    assert cls(steps=60).flat_steps == 20
+    assert cls(steps=1500).flat_steps == 250
     assert cls.variant("published").patience == 0
     claims = ("as the ", "as published", "ablation")
     claimed = [name for name, (why, _) in cls.variants.items() if any(c in why for c in claims)]

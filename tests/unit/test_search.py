@@ -158,7 +158,7 @@ def shapes_of(count, objective, patience=0, steps=200):
     view = linear_world()[0].view(["gradients"])
     start = -0.2 * labels[:, None].double() * torch.ones(3, dtype=torch.double)
     pace = OptimizerSettings(steps, 0.05, patience=patience)
-    descend(view, start, labels, rng, noting, pace, batch_multiple=4)
+    descend(view, start, labels, rng, noting, pace, batch_multiple=4, alike={})
     return seen
 
 

@@ -31,6 +31,7 @@ from frostglass.runtime.batching import BATCH_MULTIPLE
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+LEAST_PATIENCE = 20  # steps
 ALL_STEPS = {"patience": 0}  # no published search ends early
 PUBLISHED: Variants = {
     "published": ("as published: every search takes all its steps", ALL_STEPS),
@@ -75,7 +76,8 @@ class Descent(ModelAttack):
         momentum: of the first two optimisers. betas: of Adam.
         lr: step size. steps: iterations.
         patience: a candidate that convinces the target and whose confidence has been flat for this
-            many steps stops early, at the next multiple of 10; 0 takes all steps, as published.
+            many steps stops early, at the next multiple of 10; by default a sixth of the steps, at
+            least 20; 0 takes all steps, as published.
         flat: how far a confidence may move and still count as flat.
         straight_through: let gradients pass the saturating layers of the target (tanh and sigmoid
             of a defense's head, else every tanh layer) as if they were not there; changes nothing
@@ -94,7 +96,7 @@ class Descent(ModelAttack):
     momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     steps: Count = 1500
-    patience: Count = 20
+    patience: Count | None = None
     flat: Share = 0.01
     straight_through: bool = False
     trace: bool = False
@@ -105,6 +107,14 @@ class Descent(ModelAttack):
     @property
     def access(self) -> tuple[str, ...]:
         return ("gradients",)
+
+    @property
+    def flat_steps(self) -> int:
+        """Steps for which a confidence must be flat to stop; 0 never stops.
+
+        A search of more steps has smaller ones, and what is flat for a few of them still moves.
+        """
+        return max(LEAST_PATIENCE, self.steps // 6) if self.patience is None else self.patience
 
     @property
     def steerable(self) -> bool:
@@ -183,7 +193,7 @@ class Descent(ModelAttack):
             self.lr,
             self.optimizer,
             self.momentum,
-            self.patience,
+            self.flat_steps,
             self.flat,
             project,
             self.betas,

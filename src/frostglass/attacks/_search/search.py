@@ -99,10 +99,10 @@ def descend(
     counted as queries.
 
     No row may change how kernels round another one: batches have a multiple of `batch_multiple`
-    rows, and smaller ones replace them as rows stop. The first has exactly N if a trial shows that
-    kernels round alike for N; `alike` remembers the trials of one attack.
+    rows, and smaller ones replace them as rows stop. If `alike` is given, the first has exactly N
+    rows where a trial shows that kernels round alike for N; it remembers the trials of one attack.
     """
-    multiple, alike = batch_multiple, {} if alike is None else alike
+    multiple, alike = batch_multiple, {len(start): False} if alike is None else alike
     if len(start) % multiple and len(start) not in alike and not start.is_meta:  # a dry run
         alike[len(start)] = _rounds_alike(view, start, labels, rng, objective, multiple)
     multiple = 1 if alike.get(len(start)) else multiple
