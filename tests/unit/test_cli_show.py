@@ -16,7 +16,6 @@ KNOWN = {
     "attacks": {"gmi", "decoder", "latent"},
     "metrics": {"accuracy", "distance", "manifold"},
     "threats": {"fgsm", "badnets"},
-    "analyses": {"fisher", "toy_world"},
 }
 NAMES = sorted(name for registry in KINDS.values() for name in registry.names())
 OWN_ATTACK = '''
