@@ -132,6 +132,14 @@ def test_repeated_parameters_end(tmp_path, monkeypatch):
     assert len(search(tmp_path, budget="2h")) == 6
 
 
+def test_a_few_whole_numbers_are_all_tried(tmp_path):
+    crowd = candidates(["decoys"], Tunable("model", 20, secret=100))  # 1 to 5 decoys
+    with open_study(tmp_path, crowd, SETTINGS, goal=GOAL, seed=3) as study:
+        study.run(lambda *_: Outcome(0.95, 0.5, 0.0, 1.0), SearchBudget.parse("5 trials"))
+        tried = [each.values["decoys.people"] for each in study.trials()]
+    assert len(set(tried)) >= 4, tried
+
+
 def test_other_settings_are_refused(tmp_path):
     search(tmp_path, budget="1 trial")
     changed = {**SETTINGS, "accuracy": 0.8}

@@ -30,6 +30,7 @@ RECORD = "record"  # the attribute of an Optuna trial that holds ours
 TIE = 1e-5  # weight of the similarity beside the leak
 RANDOM_TRIALS = 4  # of each candidate, besides its defaults, before Optuna models the leak
 MOST_TRIALS = 100  # of each candidate: repeated parameters cost no time, and would never end
+MOST_ATTEMPTS = 10  # to find parameters that were not tried
 
 
 @dataclass(frozen=True)
@@ -168,11 +169,10 @@ class Study:
 
     def _trial(self, candidate: Candidate, number: int, evaluate: Evaluate) -> Trial:
         study = self._studies[candidate]
-        study.sampler = self._sampler(candidate, number)
         if number == 0 and not self._in_state(study, "WAITING"):
             study.enqueue_trial(candidate.first())
-        asked, started = study.ask(), time.monotonic()
-        values = candidate.suggested(asked)
+        asked, values = self._suggestion(candidate, number)
+        started = time.monotonic()
         outcome = evaluate(candidate, values)
         trial = Trial(candidate, number, values, time.monotonic() - started, outcome)
         plain = outcome.plain(self.goal.key)
@@ -184,10 +184,27 @@ class Study:
             study.tell(asked, outcome.objective)
         return trial
 
-    def _sampler(self, candidate: Candidate, number: int) -> Any:
+    def _suggestion(self, candidate: Candidate, number: int) -> tuple[Any, Values]:
+        """Ask for values that were not tried yet, where the sampler finds some.
+
+        Of a few whole numbers it likes to repeat one, and a repetition teaches nothing.
+        """
+        study = self._studies[candidate]
+        known = [trial.values for trial in self.trials() if trial.candidate is candidate]
+        for attempt in range(MOST_ATTEMPTS):
+            study.sampler = self._sampler(candidate, number, attempt)
+            asked = study.ask()
+            values = candidate.suggested(asked)
+            if values not in known or attempt + 1 == MOST_ATTEMPTS:
+                break
+            study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+        return asked, values
+
+    def _sampler(self, candidate: Candidate, number: int, attempt: int) -> Any:
+        again = [attempt] if attempt else []
         return self._optuna.samplers.TPESampler(
             n_startup_trials=1 + RANDOM_TRIALS,
-            seed=seed_for(self.seed, "harden", candidate.title, number) % 2**32,
+            seed=seed_for(self.seed, "harden", candidate.title, number, *again) % 2**32,
             constant_liar=False,
         )
 
