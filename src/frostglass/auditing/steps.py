@@ -65,7 +65,7 @@ def _split(
         evaluator_fraction=fractions.evaluators,
         secret_people=fractions.secret,
         seed=seed,
-        file=work.folder / PIXELS,
+        file=work.file(PIXELS),
     )
 
 
