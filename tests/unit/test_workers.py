@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from frostglass.store.files import Checkpoint, Work, read_json, write_json
 from frostglass.store.sharing import open_parts
 from frostglass.store.step import Task
 from frostglass.store.store import Store
-from frostglass.workers import processes, schedule
+from frostglass.workers import cluster, processes, schedule
 from frostglass.workers.cluster import RayTasks
 from frostglass.workers.processes import worker_processes
 from frostglass.workers.schedule import executing, only_result, results
@@ -182,6 +183,7 @@ def test_what_a_worker_cannot_see_yet_is_assigned_again(tmp_path):
     """A network folder may show a finished step late."""
     store = Store(tmp_path / "store")
     worker = Worker(Setup.of(store, 1))
+    assert worker._store.devices == store.devices == 1
     late = Assignment(partial(job, ["a"], tmp_path), "target", "0" * 24)
     outcome = worker.work_on(late)
     assert outcome.unseen.startswith("target ")
@@ -489,10 +491,29 @@ def test_tasks_ask_a_cluster_for_cores_and_memory(tmp_path):
     assert [event.kind for event in events if event.kind != "cached"] == ["start", "done"] * 2
 
 
+def test_a_cluster_that_cannot_be_started_is_an_error_of_one_line(tmp_path, monkeypatch):
+    def init(address, **_):
+        raise Exception("the node timed out\nand more")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    store = Store(tmp_path / "store")
+    for address, kind, told in (
+        (None, RunError, "--on ray: no Ray cluster could be started on this machine (the node "),
+        ("auto", ConfigError, "--address auto: no Ray cluster answers (the node timed out): start"),
+    ):
+        with pytest.raises(kind, match=re.escape(told)), cluster.ray_cluster(store, address):
+            pass
+
+
 def test_what_no_node_can_hold_is_refused_and_a_dead_node_is_named(tmp_path):
     ray, store = Ray(), Store(tmp_path / "store")
-    with pytest.raises(ConfigError, match="--threads 8: no node of the Ray cluster has so many"):
+    with pytest.raises(ConfigError, match="a task needs 8 cores, the largest node of the Ray"):
         RayTasks(ray, Setup.of(store, 8), None, lambda _: 0, store.report)
+    setup = Setup(store.root, "cuda", 2, 1, tmp_path)
+    with pytest.raises(ConfigError, match="a task needs 2 GPUs, the largest node"):
+        RayTasks(ray, setup, None, lambda _: 0, store.report)
     tasks = RayTasks(ray, Setup.of(store, 1), 1, lambda _: 2**32, store.report)
     with executing(store, tasks, 1), pytest.raises(RunError, match=r"target needs about 4.0 GiB"):
         only_result(partial(job, ["a"], tmp_path), store)

@@ -42,6 +42,7 @@ class Spread:
     workers: str | None = None
     on: str | None = None
     address: str | None = None
+    devices: int | None = None  # processes that train each network together
 
     def __post_init__(self) -> None:
         text = self.workers

@@ -27,12 +27,14 @@ class Setup:
 
     root: Path
     device: str
+    devices: int
     threads: int
     folder: Path  # where relative paths of a config start
 
     @classmethod
     def of(cls, store: Store, threads: int) -> "Setup":
-        return cls(store.root.absolute(), str(store.device), threads, Path.cwd())
+        root, device = store.root.absolute(), str(store.device)
+        return cls(root, device, store.devices, threads, Path.cwd())
 
 
 class _Made(BaseException):
@@ -46,7 +48,8 @@ class Worker:
         keep_freed_memory()
         torch.set_num_threads(setup.threads)
         os.chdir(setup.folder)
-        self._store = Store(setup.root, listener, device=torch.device(setup.device))
+        device = torch.device(setup.device)
+        self._store = Store(setup.root, listener, device=device, devices=setup.devices)
 
     def work_on(self, assignment: Assignment) -> Outcome:
         """Run the job up to the assigned step, and make that."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import RunError
-from frostglass.core.pixels import ByteImages, as_bytes
-from frostglass.data._gather import Write, mapped, pixel_writer
+from frostglass.core.pixels import ByteImages, as_bytes, mapped
+from frostglass.data._gather import Write, pixel_writer
 from frostglass.store.files import Work
 
 
