@@ -51,6 +51,12 @@ def test_a_view_reads_what_is_indexed_and_nothing_else():
         some[2]
 
 
+def test_rows_of_many_images_are_read_without_numbering_all(monkeypatch):
+    some, row = view(gathered([FIRST]), torch.tensor([3, 1])), torch.tensor([1])
+    monkeypatch.setattr(torch, "arange", None)
+    assert torch.equal(some[row], FIRST[[1]])
+
+
 def test_joined_views_of_one_source_share_it():
     source, other = Counting(FIRST), Counting(SECOND)
     parts = [view(source, torch.tensor([3, 1])), other, view(source, torch.tensor([0]))]

@@ -20,7 +20,8 @@ WorkersOption = Annotated[
     typer.Option(
         "--workers",
         metavar="N",
-        help="Processes that share the work, or auto; 1 by default. The result is the same.",
+        help="Processes that share the work, or auto; 1 by default. The result is the same to the "
+        "byte if --threads is.",
     ),
 ]
 OnOption = Annotated[

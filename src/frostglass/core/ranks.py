@@ -243,6 +243,7 @@ def together(
             if process.pid is not None:
                 process.join(grace)
                 process.kill()
+                process.join()
         shutil.rmtree(folder, ignore_errors=True)
 
 
