@@ -137,9 +137,9 @@ def _score(dataset: Any, count: int, folder: Path) -> None:
     """Score a reconstruction for every fourth image, by an untrained evaluator."""
     import torch
 
-    from frostglass.core.pixels import ByteImages
+    from frostglass.core.pixels import ByteImages, mapped
     from frostglass.core.types import Reconstructions
-    from frostglass.data._gather import mapped, pixel_writer
+    from frostglass.data._gather import pixel_writer
     from frostglass.metrics.base import Evidence, measure, metrics
     from frostglass.training import Training
     from frostglass.training.build import untrained

@@ -1,9 +1,12 @@
 """What the second process does in tests of several; it imports little, so that it starts soon."""
 
+from dataclasses import replace
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from frostglass.core.ranks import joint_batch_norm
+from frostglass.core.types import Images, Split
 from frostglass.defenses.training._dependence import gaussian_gram, measure
 
 
@@ -39,3 +42,18 @@ def follow(ranks, images):
 
 def fail(ranks):
     raise ValueError("of the second\nand more")
+
+
+class DoubleImages(Images):
+    """Images in double precision, in which rounding cannot hide a wrong gradient."""
+
+    def floats(self, index: Tensor | slice = slice(None)) -> Tensor:
+        return super().floats(index).double()
+
+    def at(self, index: Tensor) -> Images:
+        return DoubleImages(**vars(super().at(index)))
+
+
+def in_double(split: Split) -> Split:
+    parts = {name: getattr(split, name) for name in ("train", "validation", "test", "public")}
+    return replace(split, **{name: DoubleImages(**vars(part)) for name, part in parts.items()})

@@ -55,6 +55,17 @@ def test_a_run_that_proves_nothing_is_written_and_fails(toy):
     assert reason in (toy.run / "report.html").read_text()
 
 
+def test_more_devices_than_a_batch_can_be_shared_by_are_refused_before_compute(toy, here):
+    result = frostglass("run", toy.config, "--store", "new", "--devices", 9)
+    assert result.code == 2
+    assert error_of(result) == (
+        "audit: target: a batch of 16 images is too small for 9 devices: raise batch to at least "
+        "18, or use fewer devices"
+    )
+    assert not Path("new").exists()
+    assert frostglass("run", toy.config, "--devices", 0).code == 2
+
+
 def test_without_a_terminal_progress_is_a_line_per_start_and_end_of_a_step(toy):
     starts = [line for line in toy.result.progress if line.endswith(": started")]
     ends = [line for line in toy.result.progress if ": done after " in line]

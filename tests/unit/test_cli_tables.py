@@ -163,6 +163,7 @@ def test_costs(monkeypatch, capsys):
         "memory_mib": 1536,
         "memory_step": "target",
         "memory_unknown": "",
+        "not_estimated": ["robustness", "analyze"],
     }
     print_costs(costs)
     text = capsys.readouterr().out
@@ -170,6 +171,8 @@ def test_costs(monkeypatch, capsys):
     assert "│ 2.2 h │" in text
     message = "no problems; about 2.2 h on this machine, about 1.5 GiB of memory (target)"
     assert message in text.splitlines()
+    last = "this is `frostglass run`; not estimated: robustness, analyze"
+    assert text.splitlines()[-1] == last
     print_costs(costs | {"memory_unknown": "my:Model uses a Python loop"})
     text = capsys.readouterr().out
     assert "at least 1.5 GiB" in text

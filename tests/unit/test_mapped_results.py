@@ -11,6 +11,7 @@ from frostglass.core.assets import Assets
 from frostglass.core.errors import RunError
 from frostglass.core.pixels import ByteImages, as_bytes
 from frostglass.store.files import Work, write_json
+from frostglass.store.sharing import Leave, SharedWork
 from worlds import prior, target
 
 ATTACK = Gmi(steps=2, candidates=2, keep=2, batch=4, critic_weight=0.0)
@@ -48,6 +49,16 @@ def test_an_attack_writes_its_images_in_8_bits_and_resumes(tmp_path):
         attack(mapped_work(tmp_path / "killed", saves=1))
     resumed = attack(mapped_work(tmp_path / "killed"))
     assert resumed.images.path.read_bytes() == whole.images.path.read_bytes()
+
+
+def test_a_helper_leaves_the_file_of_all_images_to_the_process_with_the_lease(tmp_path):
+    """It may make the last part while the other process is writing that file."""
+    (tmp_path / "work").mkdir()
+    attack(SharedWork(tmp_path / "work", maps_results=True))
+    written = (tmp_path / "work" / "images").stat().st_ino
+    with pytest.raises(Leave):
+        attack(SharedWork(tmp_path / "work", maps_results=True, helping=True))
+    assert (tmp_path / "work" / "images").stat().st_ino == written
 
 
 def test_saved_reconstructions_are_linked_and_read_in_parts(tmp_path):

@@ -1,6 +1,7 @@
 """Pixels that are read where they are indexed: views, tables in memory and in files."""
 
 import os
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,12 @@ def test_a_view_reads_what_is_indexed_and_nothing_else():
     assert torch.equal(some[torch.tensor([False, True])], FIRST[[2]])
     with pytest.raises(IndexError):
         some[2]
+
+
+def test_rows_of_many_images_are_read_without_numbering_all(monkeypatch):
+    some, row = view(gathered([FIRST]), torch.tensor([3, 1])), torch.tensor([1])
+    monkeypatch.setattr(torch, "arange", None)
+    assert torch.equal(some[row], FIRST[[1]])
 
 
 def test_joined_views_of_one_source_share_it():
@@ -161,6 +168,21 @@ def test_a_split_in_a_file_is_the_split_in_memory(tmp_path):
     loaded = load_split(tmp_path / "file")
     tables = {id(part.pixels.sources[0]) for part in (loaded.train, loaded.test, loaded.public)}
     assert len(tables) == 1
+
+
+def test_another_process_maps_the_file_and_gets_no_copy_of_the_pixels(tmp_path):
+    """torch sends tensors to other processes by moving them to shared memory."""
+    split = make_split(fixed(), seed=0, file=tmp_path / "pixels")
+    (table,) = split.train.pixels.sources
+    sent = ForkingPickler.dumps((split.train, split.public))
+    assert not table.tensor.is_shared()
+    train, public = ForkingPickler.loads(sent)
+    assert train.pixels.sources[0] is public.pixels.sources[0]
+    assert train.pixels.sources[0].path == tmp_path / "pixels"
+    assert torch.equal(train.floats(), split.train.floats())
+    held = make_split(fixed(), seed=0)
+    ForkingPickler.dumps(held.train)
+    assert held.train.pixels.sources[0].tensor.is_shared(), "this is how a copy is noticed"
 
 
 def test_threads_do_not_change_a_file(tmp_path, monkeypatch):

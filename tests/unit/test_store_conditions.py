@@ -1,6 +1,6 @@
 """Threads, torch and CPU: recorded with each step, outside its key, and compared over a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -65,6 +65,21 @@ def test_steps_made_under_other_conditions_are_named(tmp_path, under):
     for config in (1, 2):
         store.step(step(), config, seed=0)
     assert store.mixed_conditions() == "CPU capability: AVX2, AVX512; threads: 1, 2"
+
+
+def test_the_number_of_devices_is_recorded_for_steps_that_train(tmp_path, under):
+    def make(config: Any, devices: int, **_: Any) -> Product:
+        return Product(torch.full((1,), float(devices)))
+
+    training = replace(step(make), trains=True)
+    store = Store(tmp_path, devices=2)
+    assert store.step(training, 1, seed=0).values.item() == 2
+    store.step(step(), 2, seed=0)
+    assert store.mixed_conditions() == ""
+    store = Store(tmp_path)
+    for config in (1, 3):
+        store.step(training, config, seed=0)
+    assert store.mixed_conditions() == "devices: 1, 2"
 
 
 def test_a_step_resumed_under_other_conditions_names_both(tmp_path, under):

@@ -1,11 +1,13 @@
 """Steps made by several processes: each once, whoever dies, with the bytes of one process."""
 
+import copy
 import os
 import re
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +15,15 @@ import torch
 
 from frostglass.cli.workers import Spread
 from frostglass.core.errors import ConfigError, RunError, StoreError
+from frostglass.data._gather import UnreadableImages
 from frostglass.plan import threads as threads_module
 from frostglass.runtime.processes import is_alive
 from frostglass.store.executor import Assignment, Executor, Missing, Outcome, Pending, together
-from frostglass.store.files import Checkpoint, Work, read_json
+from frostglass.store.files import Checkpoint, Work, read_json, write_json
 from frostglass.store.sharing import open_parts
 from frostglass.store.step import Task
 from frostglass.store.store import Store
-from frostglass.workers import processes
+from frostglass.workers import cluster, processes, schedule
 from frostglass.workers.cluster import RayTasks
 from frostglass.workers.processes import worker_processes
 from frostglass.workers.schedule import executing, only_result, results
@@ -97,6 +100,23 @@ class Inline(Executor):
         pass
 
 
+class Scripted(Inline):
+    """Gives outcomes of the makers of steps first, those of helpers before; then works."""
+
+    def __init__(self, store: Store, script: list[Outcome], helpers_die: bool = False, count=1):
+        super().__init__(store, count)
+        self.script, self.helpers_die = script, helpers_die
+
+    def wait(self, seconds: float) -> list[tuple[Assignment, Outcome]]:
+        helpers = [each for each in self._open if each.helping]
+        if self.helpers_die and helpers:
+            self._open.remove(helpers[0])
+            return [(helpers[0], Outcome(lost="NodeDiedError"))]
+        if self.script:
+            return [(self._open.pop(0), self.script.pop(0))]
+        return super().wait(seconds)
+
+
 def test_together_returns_results_in_order_and_names_all_that_is_missing():
     assert together(lambda: 1, lambda: "two") == [1, "two"]
     first, second = (Missing("target", key, Path(key)) for key in ("a", "b"))
@@ -163,9 +183,68 @@ def test_what_a_worker_cannot_see_yet_is_assigned_again(tmp_path):
     """A network folder may show a finished step late."""
     store = Store(tmp_path / "store")
     worker = Worker(Setup.of(store, 1))
+    assert worker._store.devices == store.devices == 1
     late = Assignment(partial(job, ["a"], tmp_path), "target", "0" * 24)
-    assert worker.work_on(late) == Outcome()
+    outcome = worker.work_on(late)
+    assert outcome.unseen.startswith("target ")
+    assert not outcome.unseen.startswith("target 0000")
     assert lines(tmp_path) == []
+    store = Store(tmp_path / "store")
+    with executing(store, Scripted(store, [Outcome(unseen="split 12345678")]), 1):
+        assert only_result(partial(job, ["a"], tmp_path), store) == [0.0, 9.0]
+
+
+def test_workers_that_never_see_what_is_finished_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "UNSEEN_SECONDS", 0.0)
+    store = Store(tmp_path / "store")
+    expected = "workers do not find split 12345678 in the store: all need the same store, config"
+    with (
+        executing(store, Scripted(store, [Outcome(unseen="split 12345678")]), 1),
+        pytest.raises(RunError, match=expected),
+    ):
+        only_result(partial(job, ["a"], tmp_path), store)
+
+
+def test_helpers_that_die_neither_fail_the_step_nor_are_sent_again_at_once(tmp_path):
+    """All helpers of a node die with it, and one that lacks memory would die again."""
+    store = Store(tmp_path / "store")
+    task = shared_task(tmp_path, 0.0, store.root)
+    (task.partial / "parts").mkdir(parents=True)
+    write_json(task.partial / "parts" / "parts.json", [f"part-{n}" for n in range(PARTS)])
+    write_json(store.root / "store.json", {"format": 2})
+    scripted = Scripted(store, [Outcome(lost="NodeDiedError")], helpers_die=True, count=4)
+    with executing(store, scripted, 1):
+        assert only_result(partial(sharing_job, tmp_path, 0.0), store) == list(range(PARTS))
+    assert [each.helping for each in scripted.given] == [False, True, True, True, False]
+
+
+class Unreadable:
+    """Stands for an object of a class that a worker cannot import."""
+
+    def __call__(self, store: Store) -> None:
+        store.step(step(), None, seed=0)
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_job_that_cannot_reach_a_worker_is_an_error_of_one_line(tmp_path, forked):
+    reason = r"cannot read its assignment \(ValueError: invalid literal .*: define your own classes"
+    for told, asked in (
+        (reason, Unreadable()),
+        ("cannot send this run", lambda s: Unreadable()(s)),
+    ):
+        store = Store(tmp_path / "store")
+        with worker_processes(store, 2), pytest.raises(ConfigError, match=told):
+            only_result(asked, store)
+
+
+def test_every_error_survives_the_way_from_a_worker():
+    errors = (ConfigError(["one", "two"]), UnreadableImages(["a.png", "b.png"], 3), RunError("x"))
+    for error in errors:
+        back = copy.deepcopy(error)  # by the same protocol as pickle
+        assert (type(back), str(back), back.problems) == (type(error), str(error), error.problems)
+        assert vars(back) == vars(error)
 
 
 @pytest.fixture
@@ -412,10 +491,29 @@ def test_tasks_ask_a_cluster_for_cores_and_memory(tmp_path):
     assert [event.kind for event in events if event.kind != "cached"] == ["start", "done"] * 2
 
 
+def test_a_cluster_that_cannot_be_started_is_an_error_of_one_line(tmp_path, monkeypatch):
+    def init(address, **_):
+        raise Exception("the node timed out\nand more")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    store = Store(tmp_path / "store")
+    for address, kind, told in (
+        (None, RunError, "--on ray: no Ray cluster could be started on this machine (the node "),
+        ("auto", ConfigError, "--address auto: no Ray cluster answers (the node timed out): start"),
+    ):
+        with pytest.raises(kind, match=re.escape(told)), cluster.ray_cluster(store, address):
+            pass
+
+
 def test_what_no_node_can_hold_is_refused_and_a_dead_node_is_named(tmp_path):
     ray, store = Ray(), Store(tmp_path / "store")
-    with pytest.raises(ConfigError, match="--threads 8: no node of the Ray cluster has so many"):
+    with pytest.raises(ConfigError, match="a task needs 8 cores, the largest node of the Ray"):
         RayTasks(ray, Setup.of(store, 8), None, lambda _: 0, store.report)
+    setup = Setup(store.root, "cuda", 2, 1, tmp_path)
+    with pytest.raises(ConfigError, match="a task needs 2 GPUs, the largest node"):
+        RayTasks(ray, setup, None, lambda _: 0, store.report)
     tasks = RayTasks(ray, Setup.of(store, 1), 1, lambda _: 2**32, store.report)
     with executing(store, tasks, 1), pytest.raises(RunError, match=r"target needs about 4.0 GiB"):
         only_result(partial(job, ["a"], tmp_path), store)

@@ -23,11 +23,11 @@ from frostglass.auditing.products import (
 )
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.display import image_grid
-from frostglass.core.pixels import ByteImages
+from frostglass.core.pixels import ByteImages, mapped
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Shape, Split, Target, match_shape
 from frostglass.core.views import ModelView
-from frostglass.data._gather import mapped, write_images
+from frostglass.data._gather import write_images
 from frostglass.data._splits import PIXELS, load_split, make_split, save_split
 from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense
@@ -65,7 +65,7 @@ def _split(
         evaluator_fraction=fractions.evaluators,
         secret_people=fractions.secret,
         seed=seed,
-        file=work.folder / PIXELS,
+        file=work.file(PIXELS),
     )
 
 
@@ -81,6 +81,7 @@ def _train(
     seed: int,
     work: Work,
     device: torch.device,
+    devices: int = 1,
 ) -> Target:
     target = train_target(
         config,
@@ -91,6 +92,7 @@ def _train(
         seed=seed,
         work=work,
         device=device,
+        devices=devices,
     )
     changes = [{"name": defense.name, **asdict(defense)} for defense in defenses]  # type: ignore[call-overload]
     recipe = {"training": asdict(config), "defenses": changes, "seed": seed}
@@ -113,8 +115,10 @@ def _train_prior(
     seed: int,
     work: Work,
     device: torch.device,
+    devices: int = 1,
 ) -> Prior:
-    return method.train(public, view, base=base, seed=seed, work=work, device=device)
+    options: Any = {"seed": seed, "work": work, "device": device, "devices": devices}
+    return method.train(public, view, base=base, **options)
 
 
 def _save_prior(prior: Prior, folder: Path) -> None:
@@ -335,8 +339,8 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 6, _train, save_target, _load_target, facts=_target_facts)
-PRIOR = Step("prior", 4, _train_prior, _save_prior, _load_prior)
+TARGET = Step("target", 6, _train, save_target, _load_target, facts=_target_facts, trains=True)
+PRIOR = Step("prior", 4, _train_prior, _save_prior, _load_prior, trains=True)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
 PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)

@@ -30,6 +30,7 @@ def analyze_config(
     *,
     as_json: bool,
     threads: int | None,
+    devices: int | None,
 ) -> None:
     """Run an analysis, write its numbers and figures, print its tables."""
     prepare(threads)
@@ -45,12 +46,12 @@ def analyze_config(
         chosen = experiments(values)
         if problems := unfit(method, [experiment for _, experiment in chosen]):
             raise ConfigError(problems)
-        checked(chosen, store)
+        checked(chosen, store, devices)
         label = chosen[0][1].name
     folder = out or default_folder(label)
     check_writable("--out", folder)
     with progress() as listener:
-        result = analyze(method, values, Store(store, listener=listener))
+        result = analyze(method, values, Store(store, listener=listener, devices=devices))
     try:
         files = _write(result, method, values, folder)
     except OSError as error:

@@ -13,6 +13,7 @@ from frostglass.cli.main import guarded
 from frostglass.cli.options import (
     STORE,
     Config,
+    DevicesOption,
     JsonOption,
     LatentOption,
     OutOption,
@@ -61,6 +62,7 @@ def demo(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
     workers: WorkersOption = None,
     redact: RedactOption = False,
 ) -> None:
@@ -68,7 +70,7 @@ def demo(
     from frostglass.auditing.config_file import demo_config
     from frostglass.cli.run import run_settings
 
-    spread = Spread(workers)
+    spread = Spread(workers, devices=devices)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
     run_settings(demo_config(), store, out, **options)
 
@@ -86,6 +88,7 @@ def run(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
     workers: WorkersOption = None,
     on: OnOption = None,
     address: AddressOption = None,
@@ -97,7 +100,7 @@ def run(
     from frostglass.auditing.config_file import read_with_generator
     from frostglass.cli.run import run_settings
 
-    spread = Spread(workers, on, address)
+    spread = Spread(workers, on, address, devices)
     chosen = [*(settings or ()), *([f"query_budget={query_budget}"] if query_budget else [])]
     values = read_with_generator(config, chosen, prior, latent, span, resize=resize, trust=trust)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
@@ -171,6 +174,7 @@ def harden(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
     workers: WorkersOption = None,
     on: OnOption = None,
     address: AddressOption = None,
@@ -181,7 +185,7 @@ def harden(
     from frostglass.cli.harden import Request, harden_settings
 
     request = Request(accuracy, protect, utility, measure, defenses, budget, seeds, attacks)
-    spread = Spread(workers, on, address)
+    spread = Spread(workers, on, address, devices)
     values = read_config(config, settings or ())
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
     harden_settings(values, store, out, request, **options)
@@ -195,13 +199,15 @@ def robustness(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
 ) -> None:
     """Measure adversarial examples and backdoors on the models of a config, per defense."""
     from frostglass.auditing.config_file import read_config
     from frostglass.cli.robustness import robustness_settings
 
     values = read_config(config, settings or ())
-    robustness_settings(values, store, out, as_json=as_json, threads=threads)
+    options: Any = {"as_json": as_json, "threads": threads, "devices": devices}
+    robustness_settings(values, store, out, **options)
 
 
 @app.command()
@@ -216,6 +222,7 @@ def analyze(
     out: OutOption = None,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
 ) -> None:
     """Explain why models leak: an analysis of a config, as tables and figures.
 
@@ -224,7 +231,8 @@ def analyze(
     from frostglass.cli.analyze import analyze_config
 
     chosen = settings or ()
-    analyze_config(name, config, chosen, store, out, as_json=as_json, threads=threads)
+    options: Any = {"as_json": as_json, "threads": threads, "devices": devices}
+    analyze_config(name, config, chosen, store, out, **options)
 
 
 @app.command()
@@ -239,13 +247,15 @@ def protect(
     store: StoreOption = STORE,
     as_json: JsonOption = False,
     threads: ThreadsOption = None,
+    devices: DevicesOption = None,
 ) -> None:
     """Split a model: a client that releases protected features, and a server that uses them."""
     from frostglass.auditing.config_file import read_config
     from frostglass.cli.split import protect_settings
 
     values = read_config(config, settings or ())
-    protect_settings(values, store, out, only, as_json=as_json, threads=threads)
+    options: Any = {"as_json": as_json, "threads": threads, "devices": devices}
+    protect_settings(values, store, out, only, **options)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from frostglass.hardening.goal import Goal, goal_of
 from frostglass.hardening.harden import Hardening, plan_hardening, run_plan
 from frostglass.hardening.space import described
 from frostglass.hardening.study import SETTINGS, Trial
+from frostglass.plan.threads import device_problems
 from frostglass.store.step import Event, Kind
 from frostglass.store.store import Store
 
@@ -56,6 +57,8 @@ def harden_settings(
         seeds=request.seeds,
         attacks=_cases(request.attacks),
     )
+    if lines := device_problems([(plan.exp.name, plan.exp)], spread.devices):
+        raise ConfigError(lines)
     folder = _folder(out, plan.exp.name)
     with progress() as listener:
 
@@ -64,7 +67,7 @@ def harden_settings(
             note = _sentence(trial, plan.goal) if trial else ""
             listener(Event("trial", str(number), kind, note=note))
 
-        steps = Store(store, listener=listener)
+        steps = Store(store, listener=listener, devices=spread.devices)
         with spread.over(steps, [("", plan.exp)], threads):
             result = run_plan(plan, steps, folder, redact=redact, watch=watch)
     print(json.dumps(result.facts)) if as_json else _print(result, plan.goal)

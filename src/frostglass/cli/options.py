@@ -61,6 +61,15 @@ OutOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads; all cores by default.")
 ]
+DevicesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--devices",
+        min=1,
+        help="Processes that train each network together, with a GPU each if there are GPUs; "
+        "FROSTGLASS_DEVICES or 1 by default.",
+    ),
+]
 RedactOption = Annotated[
     bool,
     typer.Option("--redact", help="Blur faces and hide names in the report; run files keep both."),

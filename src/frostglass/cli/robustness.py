@@ -10,13 +10,20 @@ from frostglass.cli.run import check_machine, check_writable, default_folder, pr
 from frostglass.cli.tables import percent, print_table, with_interval
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.plan.problems import problems as plan_problems
+from frostglass.plan.threads import device_problems
 from frostglass.robustness.output import FILES, summary, write_measured
 from frostglass.robustness.run import measure_all, problems
 from frostglass.store.store import Store
 
 
 def robustness_settings(
-    settings: dict[str, Any], store: Path, out: Path | None, *, as_json: bool, threads: int | None
+    settings: dict[str, Any],
+    store: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
+    threads: int | None,
+    devices: int | None,
 ) -> None:
     """Measure the models of a config, write the folder, print the table."""
     prepare(threads)
@@ -24,9 +31,11 @@ def robustness_settings(
     chosen = experiments(settings)
     if lines := problems(chosen) or plan_problems(chosen, attacks=False):
         raise ConfigError(lines)
+    if lines := device_problems(chosen, devices):
+        raise ConfigError(lines)
     folder = _folder(out, chosen[0][1].name)
     with progress() as listener:
-        result = measure_all(settings, Store(store, listener=listener))
+        result = measure_all(settings, Store(store, listener=listener, devices=devices))
     try:
         write_measured(result, folder)
     except OSError as error:

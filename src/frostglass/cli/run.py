@@ -20,6 +20,7 @@ from frostglass.cli.workers import Spread
 from frostglass.core.errors import BudgetReached, ConfigError, RunError
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
+from frostglass.plan.threads import device_problems
 from frostglass.report.build import build_report
 from frostglass.runtime.device import default_device
 from frostglass.runtime.memory import keep_freed_memory
@@ -50,10 +51,10 @@ def run_settings(
     """Run a config, write its run folder and report, print the scores."""
     within(time_budget)  # refuse what is no time before anything is computed
     prepare(threads)
-    chosen = checked(experiments(settings), store)
+    chosen = checked(experiments(settings), store, spread.devices)
     folder = run_folder(out, chosen[0][1].name)
     with progress() as listener:
-        steps = Store(store, listener=listener)
+        steps = Store(store, listener=listener, devices=spread.devices)
         with spread.over(steps, chosen, threads):
             result = run_all(settings, steps, time_budget=time_budget)
     conclude(result, folder, store, as_json=as_json, redact=redact)
@@ -113,10 +114,12 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
         print_costs(costs)
 
 
-def checked(chosen: list[tuple[str, Experiment]], store: Path) -> list[tuple[str, Experiment]]:
+def checked(
+    chosen: list[tuple[str, Experiment]], store: Path, devices: int | None = None
+) -> list[tuple[str, Experiment]]:
     """Return experiments after refusing everything that can be refused without computing."""
     check_machine(store)
-    if lines := problems(chosen):
+    if lines := problems(chosen) + device_problems(chosen, devices):
         raise ConfigError(lines)
     return chosen
 

@@ -11,6 +11,7 @@ from frostglass.cli.run import check_machine, check_writable, prepare
 from frostglass.core.errors import ConfigError
 from frostglass.core.registry import nearest
 from frostglass.plan.problems import problems
+from frostglass.plan.threads import device_problems
 from frostglass.store.step import Event
 from frostglass.store.store import Store
 
@@ -23,6 +24,7 @@ def protect_settings(
     *,
     as_json: bool,
     threads: int | None,
+    devices: int | None,
 ) -> None:
     """Train the split model of a config, or find it in the store, and write client and server."""
     prepare(threads)
@@ -32,10 +34,11 @@ def protect_settings(
     for part in ("client", "server"):
         if (out / part).exists():
             raise ConfigError(f"{out / part} exists already: give another --out, or remove it")
-    if lines := problems([(exp.name, exp)], attacks=False):
+    chosen = [(exp.name, exp)]
+    if lines := problems(chosen, attacks=False) + device_problems(chosen, devices):
         raise ConfigError(lines)
     with progress() as listener:
-        facts = ship(exp, Store(store, listener=listener), out)
+        facts = ship(exp, Store(store, listener=listener, devices=devices), out)
     if as_json:
         print(json.dumps(facts))
         return

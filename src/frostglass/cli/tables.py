@@ -234,6 +234,7 @@ def print_costs(costs: dict[str, Any]) -> None:
         f"no problems; about {duration(costs['seconds'])} on this machine, {memory} of memory{step}"
     )
     print("estimated by a dry run without data: nothing was trained")
+    print(f"this is `frostglass run`; not estimated: {', '.join(costs['not_estimated'])}")
     if unknown:
         print(f"the memory estimate is incomplete: {unknown}")
 

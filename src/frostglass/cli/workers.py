@@ -20,7 +20,8 @@ WorkersOption = Annotated[
     typer.Option(
         "--workers",
         metavar="N",
-        help="Processes that share the work, or auto; 1 by default. The result is the same.",
+        help="Processes that share the work, or auto; 1 by default. The result is the same to the "
+        "byte if --threads is.",
     ),
 ]
 OnOption = Annotated[
@@ -42,6 +43,7 @@ class Spread:
     workers: str | None = None
     on: str | None = None
     address: str | None = None
+    devices: int | None = None  # processes that train each network together
 
     def __post_init__(self) -> None:
         text = self.workers

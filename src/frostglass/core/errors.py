@@ -5,6 +5,7 @@ failed, 3 if its time was over.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class FrostglassError(ValueError):
@@ -16,6 +17,14 @@ class FrostglassError(ValueError):
     def problems(self) -> tuple[str, ...]:
         """What is wrong, one line each."""
         return (str(self),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default `__init__` would get the text, and workers send errors of any signature.
+        return _without_init, (type(self), self.args), vars(self)
+
+
+def _without_init(kind: type[FrostglassError], args: tuple[Any, ...]) -> FrostglassError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(FrostglassError):

@@ -14,10 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from frostglass.core.errors import StoreError
 from frostglass.runtime.batching import BATCH_MULTIPLE
 
+NAME = "pixels"  # of the tensor in a file
 AT_ONCE = 2**22  # bytes that are read together
 SHOWN_AT_ONCE = 2**23  # values of images shown to a network together, without gradients
 Index = Tensor | slice | int
@@ -50,6 +53,8 @@ class PixelSource(ABC):
         return self.shape[0]
 
     def __getitem__(self, index: Index) -> Tensor:
+        if isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1:
+            return self.read(index)  # without numbering all rows, of which there may be many
         rows = torch.arange(len(self))[index]
         return self.read(rows.flatten()).reshape(*rows.shape, *self.shape[1:])
 
@@ -65,12 +70,37 @@ class PixelTable(PixelSource):
     hashes: Tensor  # uint8 (N, 16)
     path: Path | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process maps the file itself: pixels would be copied whole to shared memory.
+        if self.path is not None and self.path.exists():
+            return mapped_table, (self.path.absolute(), self.hashes)
+        return PixelTable, (self.tensor, self.hashes, self.path)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
     def read(self, rows: Tensor) -> Tensor:
         return self.tensor[rows]
+
+
+def mapped_table(file: Path, hashes: Tensor) -> PixelTable:
+    """Return the table of a file of pixels and of their hashes."""
+    return PixelTable(mapped(file), hashes, file)
+
+
+def mapped(file: Path) -> Tensor:
+    """Map the pixels of a file: what is touched is read, and counts as the system's cache.
+
+    The file may be removed while it is mapped, and must not be changed.
+    """
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return stored.get_tensor(NAME)
+    except SafetensorError as error:
+        raise StoreError(
+            f"{file} is not a whole safetensors file ({error}): delete that file or its folder"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,12 @@ of the weights. The result is the gradient of one process with the whole batch, 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -178,10 +178,21 @@ class _JointNorm:
         assert layer.running_var is not None
         with torch.no_grad():
             layer.num_batches_tracked += 1
-            # Without momentum, batch norm keeps the mean over all batches.
-            share = layer.momentum or 1.0 / float(layer.num_batches_tracked)
+            share = layer.momentum
+            if share is None:  # batch norm then keeps the mean over all batches
+                share = 1.0 / float(layer.num_batches_tracked)
             layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
             layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
+
+
+class _Meeting(NamedTuple):
+    """What the processes that train together have in common."""
+
+    size: int
+    kind: str  # of their devices
+    file: Path
+    threads: int
+    dtype: torch.dtype  # of new tensors, by default
 
 
 @contextmanager
@@ -198,18 +209,20 @@ def together(
         return
     _check_devices(size, device)
     context = torch.multiprocessing.get_context("spawn")
-    folder, reasons = Path(tempfile.mkdtemp(prefix="frostglass-ranks-")), context.SimpleQueue()
-    threads = torch.get_num_threads()
-    settings = (size, device.type, folder / "meeting", max(1, threads // size))
+    folder, threads = Path(tempfile.mkdtemp(prefix="frostglass-ranks-")), torch.get_num_threads()
+    shares = max(1, threads // size), torch.get_default_dtype()
+    meeting = _Meeting(size, device.type, folder / "meeting", *shares)
+    begun, reasons = context.Semaphore(0), context.SimpleQueue()
     others = [
-        context.Process(target=_run, args=(rank, settings, reasons, work, args), daemon=True)
+        context.Process(target=_run, args=(rank, meeting, begun, reasons, work, args), daemon=True)
         for rank in range(1, size)
     ]
     grace = 0.0
     try:
         for process in others:
             process.start()
-        yield _join(0, settings)
+        _await_all(others, begun)
+        yield _join(0, meeting)
         grace = GRACE
     except RuntimeError as error:  # of a connection that another process closed by its end
         for process in others:
@@ -218,9 +231,8 @@ def together(
             raise RunError(f"one of {size} training processes failed: {reasons.get()}") from error
         if any(process.exitcode for process in others):
             raise RunError(
-                f"one of {size} training processes ended with exit code "
-                f"{next(p.exitcode for p in others if p.exitcode)}: run the same command again, "
-                "which resumes, or use fewer devices"
+                f"one of {size} training processes ended with exit code {_exit_code(others)}: run "
+                "the same command again, which resumes, or use fewer devices"
             ) from error
         raise
     finally:
@@ -231,7 +243,24 @@ def together(
             if process.pid is not None:
                 process.join(grace)
                 process.kill()
+                process.join()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await_all(others: Sequence[Any], begun: Any) -> None:
+    """Wait until all processes run: those that meet would wait for a missing one."""
+    for _ in others:
+        while not begun.acquire(timeout=1.0):
+            if any(process.exitcode for process in others):
+                raise RunError(
+                    f"one of {len(others) + 1} training processes did not start (exit code "
+                    f"{_exit_code(others)}): define your own classes in a module, guard a script "
+                    'by `if __name__ == "__main__":`, or use 1 device'
+                )
+
+
+def _exit_code(processes: Sequence[Any]) -> int:
+    return next(process.exitcode for process in processes if process.exitcode)
 
 
 def _check_devices(size: int, device: torch.device) -> None:
@@ -244,32 +273,34 @@ def _check_devices(size: int, device: torch.device) -> None:
         )
 
 
-def _join(rank: int, settings: tuple[int, str, Path, int]) -> Ranks:
+def _join(rank: int, meeting: _Meeting) -> Ranks:
     """Make this process one of several that train together."""
-    size, kind, meeting, threads = settings
-    torch.set_num_threads(threads)
-    if kind == "cuda":
+    torch.set_num_threads(meeting.threads)
+    torch.set_default_dtype(meeting.dtype)
+    if meeting.kind == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        init_method=meeting.as_uri(),
+        "nccl" if meeting.kind == "cuda" else "gloo",
+        init_method=meeting.file.as_uri(),
         rank=rank,
-        world_size=size,
+        world_size=meeting.size,
         timeout=PATIENCE,
     )
-    return Ranks(rank, size)
+    return Ranks(rank, meeting.size)
 
 
 def _run(
     rank: int,
-    settings: tuple[int, str, Path, int],
+    meeting: _Meeting,
+    begun: Any,
     reasons: Any,
     work: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
     """Do the work of one rank; say why it fails."""
+    begun.release()
     try:
-        work(_join(rank, settings), *args)
+        work(_join(rank, meeting), *args)
     except BaseException as error:
         lines = str(error).strip().splitlines()
         reasons.put(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}")

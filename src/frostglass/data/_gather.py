@@ -11,16 +11,23 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frostglass.core.errors import DataError, StoreError
-from frostglass.core.pixels import ByteImages, Pixels, PixelTable, as_bytes, chunks, hashed
+from frostglass.core.errors import DataError
+from frostglass.core.pixels import (
+    NAME,
+    ByteImages,
+    Pixels,
+    PixelTable,
+    as_bytes,
+    chunks,
+    hashed,
+    mapped_table,
+)
 from frostglass.data.base import listed
 from frostglass.store.files import permissions
 
 THREADS = 8
-NAME = "pixels"  # of the tensor in a file
 Write = Callable[[slice, Tensor], None]
 
 
@@ -68,7 +75,7 @@ def gathered(parts: Sequence[Pixels], file: Path | None = None) -> PixelTable:
             first += len(source)
     if bad:
         raise UnreadableImages(bad, shape[0])
-    return PixelTable(mapped(file) if file else pixels, hashes, file)
+    return mapped_table(file, hashes) if file else PixelTable(pixels, hashes)
 
 
 @contextmanager
@@ -100,20 +107,6 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while len(data):
         done = os.pwrite(descriptor, data, offset)
         data, offset = data[done:], offset + done
-
-
-def mapped(file: Path) -> Tensor:
-    """Map the pixels of a file: what is touched is read, and counts as the system's cache.
-
-    The file may be removed while it is mapped, and must not be changed.
-    """
-    try:
-        with safe_open(file, framework="pt") as stored:
-            return stored.get_tensor(NAME)
-    except SafetensorError as error:
-        raise StoreError(
-            f"{file} is not a whole safetensors file ({error}): delete that file or its folder"
-        ) from error
 
 
 def write_table(table: PixelTable, file: Path) -> None:

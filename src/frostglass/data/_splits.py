@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, DataError, StoreError
-from frostglass.core.pixels import PixelTable, PixelView, content_hashes, view
+from frostglass.core.pixels import PixelTable, PixelView, content_hashes, mapped_table, view
 from frostglass.core.types import Images, Split
 from frostglass.data._checks import (
     EVALUATORS,
@@ -27,7 +27,7 @@ from frostglass.data._checks import (
     label_problems,
     parts_of,
 )
-from frostglass.data._gather import gathered, mapped, write_table
+from frostglass.data._gather import gathered, write_table
 from frostglass.data._secret import withhold
 from frostglass.data.base import Dataset, listed
 from frostglass.runtime.seeding import generator_for
@@ -252,7 +252,7 @@ def load_split(folder: Path) -> Split:
     try:
         text = json.loads((folder / "split.json").read_text())
         tensors, _ = read_tensors(folder / "split.safetensors")
-        table = PixelTable(mapped(folder / PIXELS), tensors["hashes"], folder / PIXELS)
+        table = mapped_table(folder / PIXELS, tensors["hashes"])
         optional = [part for part in OPTIONAL if part in text["words"]]
         parts = {
             part: _images(part, table, tensors, text["words"][part]) for part in (*PARTS, *optional)

@@ -64,7 +64,7 @@ class Knowledge(Metric):
             keep="last",
         )  # fmt: skip
         device = device_of(evidence.target.module)
-        surrogate = train_target(config, split, seed=0, device=device)
+        surrogate = train_target(config, split, seed=0, device=device, devices=1)
         right = (outputs(surrogate, private)[0].argmax(1) == private.labels).double()
         shares = [right[private.labels == place].mean() for place in range(len(people))]
         return {"knowledge": evidence.per_person(torch.stack(shares))}

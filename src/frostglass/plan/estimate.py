@@ -25,14 +25,16 @@ from frostglass.store.keys import digest, fingerprint, plain
 from frostglass.store.manifest import MANIFEST
 from frostglass.store.store import Store
 
+NOT_ESTIMATED = ("harden", "robustness", "analyze")  # other commands that compute
 CONTROLS = 1.0  # seconds per audit for what is not stored: controls and bootstrap intervals
 
 
 def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str, Any]:
     """Dry-run all experiments; return their steps, seconds and peak memory as plain values.
 
-    `memory_unknown` says why memory and seconds may be larger: what could not be dry-run. Raises
-    ConfigError if the run needs more memory than the machine has. A store remembers the dry run.
+    That is what `frostglass run` computes; `not_estimated` names other commands. `memory_unknown`
+    says why memory and seconds may be larger: what could not be dry-run. Raises ConfigError if the
+    run needs more memory than the machine has. A store remembers the dry run.
     """
     base, machine = process_memory(), this_machine(store.root)
     result = remembered(store.root, lambda: _key(chosen, store), lambda: _planned(chosen, store))
@@ -55,6 +57,7 @@ def estimate(chosen: Sequence[tuple[str, Experiment]], store: Store) -> dict[str
         "memory_mib": memory / MIB,
         "memory_step": result["largest"],
         "memory_unknown": result["unknown"],
+        "not_estimated": list(NOT_ESTIMATED),
     }
 
 

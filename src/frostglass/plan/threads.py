@@ -1,20 +1,42 @@
 """How many workers, and how many threads for each: measured on the network that is attacked."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from frostglass.auditing.experiment import Experiment
+from frostglass.core.errors import ConfigError
+from frostglass.core.ranks import default_devices
+from frostglass.defenses.base import Defense
 from frostglass.plan.time import machine_name, remembered
 from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for
 from frostglass.store.store import Store
-from frostglass.training.build import untrained
+from frostglass.training.build import check_devices, untrained
+from frostglass.training.settings import Training
 
 WORTH = 1.8  # a doubling of threads must be so much faster, else a second worker is better
 ROWS = 64  # images of the timed step, unless the attack has a batch
 REPEATS = 5  # steps of which the fastest counts: other processes slow some of them down
+
+
+def device_problems(chosen: Sequence[tuple[str, Experiment]], devices: int | None) -> list[str]:
+    """List the trainings of experiments that so many processes cannot share."""
+    devices = devices or default_devices()
+    found: dict[str, None] = {}
+    for label, exp in chosen:
+        trained: list[tuple[str, object, Sequence[Defense]]]
+        trained = [("target", exp.target, exp.training_defenses)]
+        trained += [("evaluators", each, ()) for each in exp.evaluators]
+        for name, config, defenses in trained:
+            if not isinstance(config, Training) or config.weights or devices == 1:
+                continue
+            try:
+                check_devices(devices, config, defenses)
+            except ConfigError as error:
+                found[f"{label}: {name}: {error}"] = None
+    return list(found)
 
 
 def workers_and_threads(exp: Experiment, store: Store, threads: int | None) -> tuple[int, int]:

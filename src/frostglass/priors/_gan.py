@@ -1,7 +1,6 @@
 """Generators trained against a critic: shared parameters and the training loop."""
 
 import copy
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -34,7 +33,6 @@ from frostglass.store.files import Work
 M = TypeVar("M", bound="GanMethod")
 SHEET = 64  # samples on a sheet
 UNREAD = 16  # steps after which losses are read
-log = logging.getLogger(__name__)
 
 
 @parameters
@@ -62,7 +60,6 @@ class GanMethod(PriorMethod):
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
 
     betas: ClassVar[tuple[float, float]] = (0.5, 0.999)  # of Adam
-    shares_batches: ClassVar[bool] = False  # several processes may train it, each on some images
     generator_first: ClassVar[bool] = False  # in each step; else the critic goes first
     keeps_critic: ClassVar[bool] = True
     condition: ClassVar[Condition] = ""
@@ -112,10 +109,8 @@ class GanMethod(PriorMethod):
                 f"target.view([{self.access!r}]){self.untie}"
             )
         target = view if self.tied else None
-        alone = target or not self.shares_batches or task.device.type == "meta"
-        if alone and task.devices > 1:
-            log.info("%s is trained by one process", self.name)
-        size, basis = 1 if alone else task.devices, (task.seed, task.device)
+        size = 1 if task.device.type == "meta" else task.devices
+        basis = task.seed, task.device
         with (
             # Frozen outside the loop: a step's backward pass needs the target's buffers unwritten.
             frozen(target.module) if target else nullcontext(),

@@ -1,6 +1,7 @@
 """The contract of a prior method, and checks that every prior must pass."""
 
 import hashlib
+import logging
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -57,6 +58,11 @@ class PriorMethod(Method):
         return False
 
     @property
+    def shares_batches(self) -> bool:
+        """Whether several processes may train it, each on its part of every batch."""
+        return False
+
+    @property
     def base_method(self) -> "PriorMethod | None":
         """The method of the prior that this one extends; `train` gets that prior as `base`."""
         return None
@@ -74,14 +80,17 @@ class PriorMethod(Method):
     ) -> Prior:
         """Return the prior; a stopped training resumes from `work` with the same result.
 
-        With `devices` above 1 a method that `shares_batches` is trained by as many processes.
-
+        With `devices` above 1 a method that `shares_batches` is trained by as many processes,
+        others by one, with a warning.
         If public images have no identities, `Prior.info` says that whom it saw is unknown.
         """
         work, device = work or Work.scratch(), device or default_device()
-        prior = self.fit(
-            PriorTask(public, view, base, seed, work, device, devices or default_devices())
-        )
+        devices = devices or default_devices()
+        if devices > 1 and not self.shares_batches:
+            if not self.ready:
+                log.warning("prior %s is trained by 1 process, not by %d", self.name, devices)
+            devices = 1
+        prior = self.fit(PriorTask(public, view, base, seed, work, device, devices))
         if self.ready or public.names:
             return prior
         return replace(prior, info={**prior.info, "seen_identities": UNKNOWN})
@@ -110,6 +119,7 @@ class PriorMethod(Method):
         return []
 
 
+log = logging.getLogger(__name__)
 LOADED = "load weights"  # the budget of a ready method
 priors = Registry("prior", "frostglass.priors", contract=PriorMethod)
 

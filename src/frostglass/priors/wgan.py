@@ -168,7 +168,10 @@ class Wgan(WassersteinMethod):
 
     title: ClassVar[str] = "WGAN-GP"
     training: ClassVar = WganTraining
-    shares_batches: ClassVar = True
+
+    @property
+    def shares_batches(self) -> bool:
+        return not self.tied
 
     def brief(self) -> Self:
         return replace(super().brief(), settling=min(1, self.settling))

@@ -16,6 +16,10 @@ class Missing(NamedTuple):
     key: str
     partial: Path
 
+    @property
+    def title(self) -> str:
+        return f"{self.step} {self.key[:8]}"
+
 
 class Pending(BaseException):
     """Steps are missing that others will make; a job that raises this is run again later."""
@@ -52,17 +56,22 @@ class Assignment:
     key: str
     helping: bool = False
 
+    @property
+    def title(self) -> str:
+        return f"{self.step} {self.key[:8]}"
+
 
 @dataclass(frozen=True)
 class Outcome:
     """How an assignment ended.
 
-    `error` is what the step raised. `lost` says how the worker died; without either, a step may
-    still be missing, if a network folder did not yet show what it needs.
+    `error` is what the step raised. `lost` says how the worker died. `unseen` names a finished step
+    that the worker did not find, because a network folder does not show it yet.
     """
 
     error: Exception | None = None
     lost: str = ""
+    unseen: str = ""
 
 
 class Executor(ABC):

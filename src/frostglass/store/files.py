@@ -268,6 +268,10 @@ class Work:
             self.progress(len(parts), len(names), note(len(parts)))
         return iter(parts)
 
+    def file(self, name: str) -> Path:
+        """Return where a step may write a part of its result that memory does not hold."""
+        return self.folder / name
+
     def names(self) -> list[str]:
         """Return the names of all checkpoints, sorted."""
         files = self.folder.glob("*.safetensors")

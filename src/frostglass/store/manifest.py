@@ -13,7 +13,6 @@ import numpy
 import torch
 
 from frostglass.core.errors import StoreError
-from frostglass.core.ranks import default_devices
 from frostglass.store.files import read_json, write_json
 from frostglass.store.hashing import file_hash
 
@@ -96,12 +95,10 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 def conditions() -> dict[str, Any]:
     """Return what the last bits of a result depend on, and its key does not."""
-    devices = default_devices()
     return {
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        **({"devices": devices} if devices > 1 else {}),
     }
 
 

@@ -11,7 +11,6 @@ parts are follows from the config alone, so only who makes them depends on the h
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +49,11 @@ class SharedWork(Work):
             raise Leave
         super().save(name, tensors, values)
 
+    def file(self, name: str) -> Path:
+        if self.helping:  # the process with the lease of the step writes it
+            raise Leave
+        return super().file(name)
+
     def share(
         self,
         names: Sequence[str],
@@ -76,13 +80,15 @@ class SharedWork(Work):
             return True
         if (lease := Lease.claim(self._leases / f"{name}.lease")) is None:
             return False
-        with suppress(LeaseLost), lease:
+        with lease:
             if not self.load(name):  # else made between our look and our claim
                 tensors, values = make()
-                lease.check()
+                try:
+                    lease.check()
+                except LeaseLost:  # taken over while this process slept: that part will be used
+                    return False
                 super().save(name, tensors, {**values, CONDITIONS: self.now})
-            return True
-        return False
+        return True
 
     def _made(self, name: str) -> Checkpoint:
         if (part := self.load(name)) is None:

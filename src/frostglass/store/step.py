@@ -18,7 +18,8 @@ Kind = Literal["start", "resume", "progress", "done", "cached", "waiting"]
 class Step(Generic[T]):
     """One kind of work. Raise `version` when a change of its code changes its result.
 
-    `make(config, seed=..., work=..., device=..., **inputs)` computes the product on `device`.
+    `make(config, seed=..., work=..., device=..., **inputs)` computes the product on `device`; that
+    of a step that `trains` also takes `devices`, the number of processes that train together.
     `save(product, folder)` writes it as `*.safetensors` and `*.json`, and must not write anything
     that differs between two runs, such as run times. `load(folder, device)` reads it.
     `facts(product)` is recorded in the manifest for its readers.
@@ -30,6 +31,7 @@ class Step(Generic[T]):
     save: Callable[[T, Path], None]
     load: Callable[[Path, torch.device], T]
     facts: Callable[[T], Mapping[str, Any]] = lambda _: {}
+    trains: bool = False
 
 
 class Event(NamedTuple):

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 
 from frostglass.core.errors import FrostglassError, StoreError
+from frostglass.core.ranks import default_devices
 from frostglass.runtime.device import default_device
 from frostglass.store.executor import Executor
 from frostglass.store.files import (
@@ -65,9 +66,9 @@ REMEMBERED = 16  # products kept in memory, so that a grid does not read its spl
 class Store:
     """A folder of steps; many processes and machines may use it at once.
 
-    The folder is created by the first step. Products are computed and loaded on `device`, which
-    does not enter their keys. `obtain` ensures that a step is finished, and `executor` has other
-    processes make steps: see `frostglass.workers`.
+    The folder is created by the first step. Products are computed and loaded on `device`, and
+    `devices` processes train each network; neither enters their keys. `obtain` ensures that a step
+    is finished, and `executor` has other processes make steps: see `frostglass.workers`.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Store:
         listener: Callable[[Event], None] | None = None,
         *,
         device: torch.device | None = None,
+        devices: int | None = None,
     ) -> None:
         self.root = Path(root)
-        self.device = device or default_device()
+        self.device, self.devices = device or default_device(), devices or default_devices()
         self.executor: Executor | None = None
         self.obtain: Callable[[Task[Any]], bool] = self.ensure
         self._listener = listener
@@ -196,7 +198,8 @@ class Store:
             earlier, started = _prepare(task.partial), time.monotonic()
             attempts = earlier["attempts"] + 1
             # Checkpoints of an earlier attempt may have been made under other conditions.
-            before, now = earlier.get("conditions", []), conditions()
+            more: dict[str, Any] = {"devices": self.devices} if task.step.trains else {}
+            before, now = earlier.get("conditions", []), conditions() | more
             origin["conditions"] = [*before, now] if now not in before else before
 
             def timing() -> dict[str, Any]:
@@ -222,7 +225,7 @@ class Store:
                 task.step.name, task.key, "resume" if any(work.folder.iterdir()) else "start"
             )
             product = task.step.make(
-                task.config, seed=task.seed, work=work, device=self.device, **task.inputs
+                task.config, seed=task.seed, work=work, device=self.device, **task.inputs, **more
             )
             lease.check()
             result = self._save(task, product, lease, origin)

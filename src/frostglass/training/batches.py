@@ -1,5 +1,6 @@
 """The batches of an epoch: read and augmented in the background, ahead of the network."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ def prepared(
     """
     shape, device = (len(index), *images.shape), "meta" if images.pixels.is_meta else "cpu"
     batch = torch.empty(shape, memory_format=layout, device=device)
-    step = max(1, CACHED // batch[0].numel())
+    step = max(1, CACHED // math.prod(images.shape))  # a process may have no part of a batch
     for first in range(0, len(index), step):
         part = slice(first, first + step)
         batch[part] = changes.rows(part).apply(images.floats(index[part]))

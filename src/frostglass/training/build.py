@@ -105,8 +105,8 @@ def check_devices(devices: int, config: Training, defenses: Sequence[Defense]) -
         )
     if config.batch < 2 * devices:
         raise ConfigError(
-            f"a batch of {config.batch} images is too small for {devices} devices: raise "
-            f"target.batch to at least {2 * devices}, or use fewer devices"
+            f"a batch of {config.batch} images is too small for {devices} devices: raise batch to "
+            f"at least {2 * devices}, or use fewer devices"
         )
 
 

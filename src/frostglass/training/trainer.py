@@ -173,8 +173,8 @@ class Trainer:
         logits = everything(logits, count)
         images = everything(images, count) if self.defenses else images
         inputs = as_seen(self.target.module, images) if self.defenses else images
-        # In single precision: layers in mixed precision return half, which no loss expects.
-        tapped = {name: everything(output.float(), count) for name, output in tapped.items()}
+        # At least single precision: layers in mixed precision return half, which no loss expects.
+        tapped = {name: everything(_wide(output), count) for name, output in tapped.items()}
         batch = Batch(images, labels, logits, tapped, progress, inputs, *self._whose(index))
         terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
         loss = sum(
@@ -196,6 +196,10 @@ class Trainer:
         if added is None or people is None:
             return None, None
         return self._accelerator.to_device(added), self._accelerator.to_device(people[index])
+
+
+def _wide(output: Tensor) -> Tensor:
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

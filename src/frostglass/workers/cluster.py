@@ -34,7 +34,7 @@ def ray_cluster(
     `address` is that of a running cluster, "auto" the one of this machine; by default that of
     RAY_ADDRESS, or a new one on this machine. At most `count` tasks run at once, by default as many
     as there are cores for. Each reserves `threads` cores, the bytes that `memory` says, and a GPU
-    if the store's device is one.
+    if the store's device is one; more if the store trains with more devices.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -64,16 +64,19 @@ class RayTasks(Executor):
         self._memory, self._report = memory, report
         self._task = ray.remote(_carry_out)
         self._running: dict[Any, Assignment] = {}
-        if self._largest("CPU") < setup.threads:
-            raise ConfigError(
-                f"--threads {setup.threads}: no node of the Ray cluster has so many cores, the "
-                f"largest has {self._largest('CPU'):.0f}: give fewer"
-            )
+        self._cores = max(setup.threads, setup.devices)
+        self._gpus = setup.devices if setup.device.startswith("cuda") else 0
+        for needed, resource, name in ((self._cores, "CPU", "cores"), (self._gpus, "GPU", "GPUs")):
+            if (there := self._largest(resource)) < needed:  # such a task would wait for ever
+                raise ConfigError(
+                    f"--threads, --devices: a task needs {needed} {name}, the largest node of the "
+                    f"Ray cluster has {there:.0f}: give fewer, or add a node"
+                )
 
     @property
     def free(self) -> int:
         cores = self._ray.cluster_resources().get("CPU", 0)  # changes with the nodes
-        return (self._count or int(cores // self._setup.threads)) - len(self._running)
+        return (self._count or int(cores // self._cores)) - len(self._running)
 
     def submit(self, assignment: Assignment) -> None:
         needed, there = self._memory(assignment), self._largest("memory")
@@ -83,8 +86,8 @@ class RayTasks(Executor):
                 f"of the Ray cluster has {there / GIB:.1f} GiB: lower its batch, or add a node"
             )
         task = self._task.options(
-            num_cpus=self._setup.threads,
-            num_gpus=1 if self._setup.device.startswith("cuda") else 0,
+            num_cpus=self._cores,
+            num_gpus=self._gpus,
             memory=needed or None,
             max_retries=0,  # the schedule does that, after looking what the store has
         )
@@ -141,8 +144,13 @@ def _connect(ray: Any, address: str | None) -> None:
             logging_level="ERROR",
             **more,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of no other kind, if a new cluster does not answer
         reason = str(error).partition("\n")[0]
+        if more:
+            raise RunError(
+                f"--on ray: no Ray cluster could be started on this machine ({reason}): run the "
+                "same command again, or use --workers"
+            ) from error
         raise ConfigError(
             f"--address {address or 'of RAY_ADDRESS'}: no Ray cluster answers ({reason}): start "
             "one with `ray start --head`, or leave --address out"

@@ -9,9 +9,10 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pickle import PicklingError
 from typing import Any, NoReturn
 
 from frostglass.core.errors import ConfigError
@@ -25,6 +26,7 @@ from frostglass.workers.worker import Setup, Worker
 # A clean process that has imported torch is forked for each worker: one that has computed cannot
 # be, because its threads would be missing in the copy.
 START, IMPORTED = "forkserver", "frostglass.auditing.pipeline"
+OWN = "define your own classes and functions in a module, not in a notebook or a function"
 PATIENCE = 10.0  # seconds that a worker has to give back its leases
 
 
@@ -113,9 +115,13 @@ class _Process:
         self.assignment: Assignment | None = None
 
     def give(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        with suppress(BrokenPipeError):  # it died while it was idle: `message` finds that out
+        try:
             self.connection.send(assignment)
+        except ConnectionError:
+            pass  # it died while it was idle: `message` finds that out
+        except (PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(f"workers: cannot send this run to one ({error}): {OWN}") from error
+        self.assignment = assignment
 
     def message(self) -> Event | Outcome:
         """Return what the worker says; if nothing any more, that it was lost."""
@@ -136,16 +142,24 @@ def _serve(connection: Connection, setup: Setup) -> None:
     """Carry out assignments until the main process says stop or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the main process tells us
     signal.signal(signal.SIGTERM, _leave)
-    assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
+    assignments: queue.SimpleQueue[Assignment | Exception] = queue.SimpleQueue()
 
     def receive() -> None:
-        try:
-            while True:
+        while True:
+            try:
                 assignments.put(connection.recv())
-        except (EOFError, OSError):
-            os._exit(1)
+            except (EOFError, OSError):
+                os._exit(1)
+            except Exception as error:  # noqa: BLE001 - a user's module can raise anything
+                assignments.put(error)
 
     threading.Thread(target=receive, name="assignments", daemon=True).start()
     worker = Worker(setup, connection.send)
     while True:
-        connection.send(worker.work_on(assignments.get()))
+        assignment = assignments.get()
+        if isinstance(assignment, Exception):
+            reason = f"{type(assignment).__name__}: {assignment}"
+            error = ConfigError(f"workers: one cannot read its assignment ({reason}): {OWN}")
+            connection.send(Outcome(error))
+        else:
+            connection.send(worker.work_on(assignment))

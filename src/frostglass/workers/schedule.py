@@ -6,6 +6,7 @@ would have nothing to do help with steps that have parts. All state is in the st
 process that is killed and started again goes on where the files are.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from frostglass.store.step import Task
 from frostglass.store.store import Store
 from frostglass.workers.worker import missing
 
-MOST_DEATHS = 3  # of workers with one step, before it is given up
+MOST_DEATHS = 3  # of workers that make one step, before it is given up
+UNSEEN_SECONDS = 180.0  # in which a network folder must show a finished step to all workers
+UNAIDED_SECONDS = 30.0  # before a step gets help again, after a helper died or failed
 FAILURES = (RunError, DataError, BudgetReached)  # leave other jobs as they are
 
 
@@ -74,7 +77,10 @@ class _Schedule:
         self._results: dict[str, Any] = {}
         self._waiting: dict[str, dict[str, Missing]] = {}  # what each job needs, by key
         self._running: list[Assignment] = []
-        self._deaths: Counter[str] = Counter()  # by key
+        # By key:
+        self._deaths: Counter[str] = Counter()
+        self._unseen: dict[str, float] = {}  # since when workers do not find what it needs
+        self._unaided: dict[str, float] = {}  # until when it gets no help
 
     def run(self) -> dict[str, Any]:
         due: Iterable[str] = list(self._jobs)
@@ -125,7 +131,7 @@ class _Schedule:
             key: each.partial for needed in self._waiting.values() for key, each in needed.items()
         }
         for each in [one for one in self._running if not one.helping]:
-            if each.key not in partials:
+            if each.key not in partials or time.monotonic() < self._unaided.get(each.key, 0.0):
                 continue
             free, unfinished = open_parts(partials[each.key])
             busy = sum(other.key == each.key for other in self._running)
@@ -144,14 +150,17 @@ class _Schedule:
                 continue
             self._running.remove(assignment)
             if outcome.lost:
-                outcome = self._lost(assignment, outcome)
+                note = f"its worker died ({outcome.lost})"
+                self._store.report(assignment.step, assignment.key, "waiting", note=note)
             if assignment.helping:
-                continue  # what a helper could not do, the maker of the step does or reports
-            if outcome == Outcome():
+                # What a helper could not do, the maker of the step does or reports.
+                if outcome.lost or outcome.error:
+                    self._unaided[assignment.key] = time.monotonic() + UNAIDED_SECONDS
+            elif error := outcome.error or self._given_up(assignment, outcome):
+                self._failed(assignment, error)
+            elif outcome == Outcome():
                 self._store.report(assignment.step, assignment.key, "done")
-            if outcome.error:
-                self._failed(assignment, outcome.error)
-            elif not outcome.lost:
+                self._unseen.pop(assignment.key, None)
                 for label in self._concerned(assignment):
                     del self._waiting[label][assignment.key]
                     due[label] = None
@@ -161,20 +170,25 @@ class _Schedule:
         """Return the jobs that wait for a step."""
         return [label for label, keys in self._waiting.items() if assignment.key in keys]
 
-    def _lost(self, assignment: Assignment, outcome: Outcome) -> Outcome:
-        """Count the death of a worker; too many with one step are an error."""
-        step, key = assignment.step, assignment.key
-        self._deaths[key] += 1
-        note = f"its worker died ({outcome.lost})"
-        self._store.report(step, key, "waiting", note=note)
-        if self._deaths[key] < MOST_DEATHS:
-            return outcome
-        return Outcome(
-            RunError(
-                f"{step} {key[:8]}: {note}, {MOST_DEATHS} times: give more memory, fewer --workers "
-                "or a smaller batch, and run the same command again"
-            )
-        )
+    def _given_up(self, assignment: Assignment, outcome: Outcome) -> RunError | None:
+        """Say why a step is not assigned again after its workers died or lacked what it needs."""
+        key = assignment.key
+        if outcome.lost:
+            self._deaths[key] += 1
+            if self._deaths[key] >= MOST_DEATHS:
+                return RunError(
+                    f"{assignment.title}: its worker died ({outcome.lost}), {MOST_DEATHS} times: "
+                    "give more memory, fewer --workers or a smaller batch, and run the same "
+                    "command again"
+                )
+        if outcome.unseen:
+            since = self._unseen.setdefault(key, time.monotonic())
+            if time.monotonic() - since >= UNSEEN_SECONDS:
+                return RunError(
+                    f"{assignment.title}: workers do not find {outcome.unseen} in the store: all "
+                    "need the same store, config, data and version of frostglass"
+                )
+        return None
 
     def _failed(self, assignment: Assignment, error: Exception) -> None:
         """End the jobs that need a step which failed; an error of another kind ends all."""

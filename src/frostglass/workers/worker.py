@@ -1,6 +1,7 @@
 """What a worker does: one step of a job, or parts of one, at a time."""
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from frostglass.core.errors import FrostglassError
 from frostglass.runtime.memory import keep_freed_memory
 from frostglass.store.executor import Assignment, Missing, Outcome, Pending
+from frostglass.store.sharing import POLL_SECONDS
 from frostglass.store.step import Event, Task
 from frostglass.store.store import Store
 
@@ -25,12 +27,14 @@ class Setup:
 
     root: Path
     device: str
+    devices: int
     threads: int
     folder: Path  # where relative paths of a config start
 
     @classmethod
     def of(cls, store: Store, threads: int) -> "Setup":
-        return cls(store.root.absolute(), str(store.device), threads, Path.cwd())
+        root, device = store.root.absolute(), str(store.device)
+        return cls(root, device, store.devices, threads, Path.cwd())
 
 
 class _Made(BaseException):
@@ -44,31 +48,35 @@ class Worker:
         keep_freed_memory()
         torch.set_num_threads(setup.threads)
         os.chdir(setup.folder)
-        self._store = Store(setup.root, listener, device=torch.device(setup.device))
+        device = torch.device(setup.device)
+        self._store = Store(setup.root, listener, device=device, devices=setup.devices)
 
     def work_on(self, assignment: Assignment) -> Outcome:
         """Run the job up to the assigned step, and make that."""
         store = self._store
 
         def obtain(task: Task[Any]) -> bool:
-            if task.final.exists():
-                return store.ensure(task)
-            if task.key != assignment.key:
+            if task.key == assignment.key:
+                store.obtain = store.ensure  # a step may need others, such as releases of features
+                store.help(task) if assignment.helping else store.ensure(task)
+                raise _Made
+            if not task.final.exists():
                 raise Pending(missing(task))
-            store.obtain = store.ensure  # a step may need others, such as releases of features
-            store.help(task) if assignment.helping else store.ensure(task)
-            raise _Made
+            return store.ensure(task)
 
-        store.obtain = obtain
+        store.obtain, unseen = obtain, assignment.title
         try:
             assignment.job(store)
-        except (_Made, Pending):
-            pass
+        except _Made:
+            return Outcome()
+        except Pending as pending:
+            unseen = pending.missing[0].title
         except FrostglassError as error:
             return Outcome(error)
         except Exception:  # noqa: BLE001 - a bug, whose traceback belongs to the main process
             return Outcome(RuntimeError(f"a worker failed\n{traceback.format_exc()}"))
-        return Outcome()
+        time.sleep(POLL_SECONDS)  # until the folder may show it
+        return Outcome(unseen=unseen)
 
 
 def missing(task: Task[Any]) -> Missing:

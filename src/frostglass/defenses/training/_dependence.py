@@ -49,7 +49,7 @@ def gaussian_gram(features: Tensor, sigma: float = SIGMA) -> Tensor:
 
 def linear_gram(labels: Tensor) -> Tensor:
     """Return Y Yᵀ for one-hot Y: 1 where two labels are the same, else 0."""
-    return (labels[:, None] == labels).float()
+    return (labels[:, None] == labels).to(torch.get_default_dtype())
 
 
 def centred(gram: Tensor) -> Tensor:
