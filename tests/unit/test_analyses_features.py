@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from frostglass.analyses._audits import method_label, scored_curve, vacuous_notes
+from frostglass.analyses._audits import log_likelihood, method_label, scored_curve, vacuous_notes
 from frostglass.analyses._descent import Search
 from frostglass.analyses.adaptive_epochs import length_of
 from frostglass.analyses.base import unfit
@@ -17,7 +17,7 @@ from frostglass.analyses.confidence import mean_confidence, success_by_confidenc
 from frostglass.analyses.fisher import Fisher
 from frostglass.analyses.gradients import Gradients, image_gradients
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
-from frostglass.analyses.likelihood import log_likelihood, ordering, shares_in_bins
+from frostglass.analyses.likelihood import ordering, shares_in_bins
 from frostglass.analyses.rank_sweep import RankSweep, head_rank
 from frostglass.analyses.tsne import Tsne, agreement_of_chance, neighbour_agreement
 from frostglass.analyses.unilateral import Unilateral, image_weight, output_dependence
