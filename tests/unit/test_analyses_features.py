@@ -204,6 +204,7 @@ def test_curves_of_scores_are_in_order():
 
 
 CONSTANT = {"schedule": "constant", "keep": "last"}
+TRANSFER = [{"name": "transfer", "ratio": 0.5}]
 CUT = {"cut": "stage1", "attributes": ["all"]}
 RANKS = [[{"name": "calor", "rank": 2}], [{"name": "calor", "rank": 4}], []]
 
@@ -216,6 +217,11 @@ RANKS = [[{"name": "calor", "rank": 2}], [{"name": "calor", "rank": 4}], []]
             Checkpoints(),
             {"grid": {"target.epochs": [1, 2]}},
             "target.schedule: expected 'constant'",
+        ),
+        (
+            Checkpoints(),
+            {"target": CONSTANT, "grid": {"target.epochs": [1, 2]}, "defenses": TRANSFER},
+            "transfer: expected epochs",
         ),
         (RankSweep(), {}, "expected several ranks of calor"),
         (Unilateral(), {}, "expected bido with several lambda_x"),
@@ -240,6 +246,8 @@ def test_configs_that_do_not_suit_an_analysis_are_refused(method, settings, mess
 def test_configs_that_suit_an_analysis_are_accepted():
     grid = {"target": CONSTANT, "grid": {"target.epochs": [1, 2]}}
     assert unfit(Checkpoints(), parsed(**grid)) == []
+    fixed = [{**TRANSFER[0], "epochs": 2}]
+    assert unfit(Checkpoints(), parsed(**grid, defenses=fixed)) == []
     assert unfit(RankSweep(), parsed(grid={"defenses": RANKS})) == []
     assert [head_rank(each) for each in parsed(grid={"defenses": RANKS})] == [2, 4, 0]
 

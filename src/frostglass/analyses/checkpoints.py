@@ -15,6 +15,7 @@ from frostglass.analyses._result import Analysis, Axis, Figure, Table
 from frostglass.analyses.base import Context, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.parameters import parameters
+from frostglass.defenses.training.transfer import Transfer
 
 
 @analyses.register
@@ -24,7 +25,8 @@ class Checkpoints(LeakageAnalysis):
 
     The config's grid lists the checkpoints as target.epochs. With target.schedule = "constant" and
     target.keep = "last", a training of few epochs is the beginning of one of many, weight for
-    weight, so each audit is that of a checkpoint, and the store shares it with other runs.
+    weight, so each audit is that of a checkpoint, and the store shares it with other runs. The
+    defense transfer needs its own number of epochs, for one beginning of all checkpoints.
 
     Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help? (TL-DMI), CVPR 2024,
         arXiv 2405.05588, Figure 3: at equal accuracy a model trained by transfer leaks less.
@@ -44,6 +46,13 @@ class Checkpoints(LeakageAnalysis):
                 f"many, got {value!r}"
                 for value in sorted(values)
             ]
+        used = [each for experiment in chosen for each in experiment.defenses]
+        pretrained = [each for each in used if isinstance(each, Transfer)]
+        if any(each.pretrain == "public" and each.epochs is None for each in pretrained):
+            problems.append(
+                "transfer: expected epochs, because its training on public people is otherwise as "
+                "long as the target's, and checkpoints have different beginnings: set it"
+            )
         return problems
 
     def run(self, context: Context) -> Analysis:
