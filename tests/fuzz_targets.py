@@ -27,6 +27,9 @@ from torch import nn
 import nvidia_pickles
 from commands import TOY
 from feature_folders import CRAFTED, OPEN, make_feature_run
+from frostglass.analyses import Analysis, Axis, Curve, Figure, Table, ToyWorld
+from frostglass.analyses._files import write_analysis
+from frostglass.analyses.base import analyses, unfit
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
 from frostglass.data._attributes import Attributes
@@ -305,6 +308,40 @@ def runs(folder: Path) -> Case:
     return case
 
 
+def analysis_inputs(folder: Path) -> Case:
+    """Parameters and configs of analyses, and files of finished ones that a report shows."""
+    run = make_run(folder / "run", [BROKEN], people=20)
+    curve = Curve("c", (1.0, 2.0), (0.1, 0.2), (0.0, 0.1), (0.2, 0.3))
+    figure = Figure("f", Axis("x", log=True), Axis("y", percent=True), (curve,))
+    table = Table("t", ("name", "value"), (("a", 1.5), ("b", None)))
+    file = write_analysis(Analysis((table,), (figure,), ("n",)), ToyWorld(), {"seed": 1}, run)
+    (folder / "config.toml").write_text(TOY)
+    values = read_config(folder / "config.toml")
+    needed = {"tsne": {"attribute": "smiling"}}
+    methods = {
+        name: asdict(analyses.get(name)(**needed.get(name, {}))) for name in analyses.names()
+    }
+
+    def read() -> Any:
+        with _sealed_again(file.parent, file):
+            return build_report([run], folder / "report.html")
+
+    def case(rng: random.Random) -> Any:
+        if rng.random() < 0.5:
+            return _with_changed_file(file, rng, read)
+        name = rng.choice(list(methods))
+        changed = changed_values({"analysis": methods[name], "config": values}, rng)
+        parameters, config = (changed.get(part) for part in ("analysis", "config"))
+        if not isinstance(parameters, dict) or "spy:" in str(changed):
+            return None
+        method = analyses.build({**parameters, "name": name})
+        if not isinstance(config, dict) or not method.surfaces:
+            return None
+        return unfit(method, [experiment for _, experiment in experiments(config)])
+
+    return case
+
+
 def onnx_files(folder: Path) -> Case:
     code = f"x = open('{CANARY}', 'w')"
     evil = onnx.helper.make_node("Identity", ["latent"], ["same"], name=code)
@@ -356,6 +393,7 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
     "priors": priors,
     "clients": clients,
     "runs": runs,
+    "analyses": analysis_inputs,
     "ONNX": onnx_files,
     "NVIDIA pickles": nvidia_files,
 }

@@ -205,6 +205,12 @@ SCHEDULES = {
         if recipe[3] in (96, 128) and not name.endswith("-tl")
     },
 }  # fmt: skip
+# TL-DMI's Table 13 repeats one row of these tables with three seeds.
+for network in ("vgg16", "ir152", "facenet64", "resnet34"):
+    once, thrice = f"celeba/{network}-tl", f"celeba/{network}-tl-seeds"
+    STRENGTHS[thrice] = [("tl", 13.9e6)] if network == "vgg16" else STRENGTHS[once]
+    RECIPES[thrice], ATTACKS[thrice] = RECIPES[once], ATTACKS[once][:2]
+    SCHEDULES |= {thrice: SCHEDULES[once]} if once in SCHEDULES else {}
 CLASSES = {
     "celeba": 1000,
     "facescrub": 530,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from frostglass.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from frostglass.analyses.base import Analysis, AnalysisMethod, analyze
+    from frostglass.analyses._result import Analysis
+    from frostglass.analyses.base import AnalysisMethod, analyze
     from frostglass.attacks.base import Attack, invert, prior_only
     from frostglass.auditing.experiment import Experiment, experiments
     from frostglass.auditing.pipeline import audit

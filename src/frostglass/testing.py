@@ -6,14 +6,20 @@
 Each function runs the method in a tiny world and raises AssertionError with the broken promise.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from frostglass.analyses._result import Analysis
+from frostglass.analyses.base import AnalysisMethod, analyses, analyze, unfit
 from frostglass.attacks.base import Attack, View, attacks, invert
+from frostglass.auditing.experiment import experiments
+from frostglass.auditing.pipeline import split_of
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.method import AuditSize, Method
 from frostglass.core.prior import Prior
@@ -31,11 +37,35 @@ from frostglass.robustness.rates import Rate
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import weights_digest
 from frostglass.store.files import Work
+from frostglass.store.store import Store
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 
 SHAPE: Shape = (3, 16, 16)
 PEOPLE, IMAGES, LATENT = 4, 16, 6
+# Configs of audits that take seconds: of a model, and of features.
+TINY_FACES = {
+    "name": "faces", "size": 16, "identities": PEOPLE, "images": 8, "public_identities": 12,
+    "public_images": 3,
+}  # fmt: skip
+TINY_NETWORK = {"options": {"width": 4}, "epochs": 2, "batch": 16}
+TINY_AUDITS: Mapping[str, Mapping[str, Any]] = {
+    "model": {
+        "data": TINY_FACES,
+        "target": TINY_NETWORK,
+        "perceptual": TINY_NETWORK,
+        "evaluators": [{"model": "lenet", "epochs": 1}],
+        "prior": {"name": "wgan", "steps": 2, "critic_steps": 1, "width": 4, "batch": 8},
+        "attack": {"name": "gmi", "steps": 2, "candidates": 2, "keep": 2, "batch": 4},
+    },
+    "features": {
+        "data": TINY_FACES,
+        "target": {**TINY_NETWORK, "attributes": ["all"], "cut": "stage1"},
+        "embedder": TINY_NETWORK,
+        "evaluators": [{"model": "lenet", "epochs": 1}],
+        "attack": {"name": "decoder", "epochs": 1, "width": 4, "adapt": 4},
+    },
+}
 
 
 class Killed(Exception):
@@ -255,6 +285,44 @@ def check_threat(threat: Threat) -> Rate:
     _check(weights_digest(target.module) == before, "the model must be left unchanged")
     _check(torch.equal(split.test.pixels[:], pixels), "the images must be left unchanged")
     return first
+
+
+def check_analysis(
+    method: AnalysisMethod, settings: Mapping[str, Any] | None = None, store: Store | None = None
+) -> Analysis:
+    """Check that it repeats, names nobody, and returns plain numbers, on a tiny config.
+
+    `settings` are added to the config, such as a grid for an analysis that compares models. Several
+    checks are faster with one store.
+    """
+    check_method(method, analyses)
+    if store is None:
+        with TemporaryDirectory() as folder:
+            return check_analysis(method, settings, Store(folder))
+    config, names = None, set[str]()
+    if method.surfaces:
+        config = {**TINY_AUDITS[max(method.surfaces)], **(settings or {})}
+        chosen = [experiment for _, experiment in experiments(config)]
+        problems = unfit(method, chosen)
+        _check(not problems, f"problems() must be empty for the tiny config, got {problems}")
+        for split in (split_of(experiment, store) for experiment in chosen):
+            names |= {*split.train.names, *split.public.names}
+    first, again = (analyze(method, config, store) for _ in range(2))
+    _check(first == again, "a seed must repeat the result")
+    _check(bool(first.tables and first.figures), "expected at least one table and one figure")
+    words = json.loads(json.dumps(asdict(first), allow_nan=False))
+    named = names & set(_texts(words))
+    _check(not named, f"the result must not name people, got {sorted(named)[:3]}")
+    return first
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of nested JSON values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def check_dataset(dataset: Dataset) -> tuple[Images, Images]:

@@ -10,7 +10,8 @@ import pytest
 from commands import error_of, frostglass
 from frostglass import Analysis, AnalysisMethod, analyze, parameters
 from frostglass.analyses._files import read_analyses, write_analysis
-from frostglass.analyses.base import Axis, Curve, Figure, Table, analyses, unfit
+from frostglass.analyses._result import Axis, Curve, Figure, Table
+from frostglass.analyses.base import analyses, unfit
 from frostglass.auditing.experiment import experiments
 from frostglass.core.errors import ConfigError, DataError, RunError, StoreError
 from frostglass.report.build import build_report

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from frostglass.analyses._audits import method_label, scored_curve, vacuous_notes
+from frostglass.analyses._audits import log_likelihood, method_label, scored_curve, vacuous_notes
 from frostglass.analyses._descent import Search
 from frostglass.analyses.adaptive_epochs import length_of
 from frostglass.analyses.base import unfit
@@ -17,7 +17,7 @@ from frostglass.analyses.confidence import mean_confidence, success_by_confidenc
 from frostglass.analyses.fisher import Fisher
 from frostglass.analyses.gradients import Gradients, image_gradients
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
-from frostglass.analyses.likelihood import log_likelihood, ordering, shares_in_bins
+from frostglass.analyses.likelihood import ordering, shares_in_bins
 from frostglass.analyses.rank_sweep import RankSweep, head_rank
 from frostglass.analyses.tsne import Tsne, agreement_of_chance, neighbour_agreement
 from frostglass.analyses.unilateral import Unilateral, image_weight, output_dependence
@@ -204,6 +204,7 @@ def test_curves_of_scores_are_in_order():
 
 
 CONSTANT = {"schedule": "constant", "keep": "last"}
+TRANSFER = [{"name": "transfer", "ratio": 0.5}]
 CUT = {"cut": "stage1", "attributes": ["all"]}
 RANKS = [[{"name": "calor", "rank": 2}], [{"name": "calor", "rank": 4}], []]
 
@@ -216,6 +217,11 @@ RANKS = [[{"name": "calor", "rank": 2}], [{"name": "calor", "rank": 4}], []]
             Checkpoints(),
             {"grid": {"target.epochs": [1, 2]}},
             "target.schedule: expected 'constant'",
+        ),
+        (
+            Checkpoints(),
+            {"target": CONSTANT, "grid": {"target.epochs": [1, 2]}, "defenses": TRANSFER},
+            "transfer: expected epochs",
         ),
         (RankSweep(), {}, "expected several ranks of calor"),
         (Unilateral(), {}, "expected bido with several lambda_x"),
@@ -240,6 +246,8 @@ def test_configs_that_do_not_suit_an_analysis_are_refused(method, settings, mess
 def test_configs_that_suit_an_analysis_are_accepted():
     grid = {"target": CONSTANT, "grid": {"target.epochs": [1, 2]}}
     assert unfit(Checkpoints(), parsed(**grid)) == []
+    fixed = [{**TRANSFER[0], "epochs": 2}]
+    assert unfit(Checkpoints(), parsed(**grid, defenses=fixed)) == []
     assert unfit(RankSweep(), parsed(grid={"defenses": RANKS})) == []
     assert [head_rank(each) for each in parsed(grid={"defenses": RANKS})] == [2, 4, 0]
 

@@ -1,5 +1,6 @@
 """Configs of split models have the strengths and cuts of their papers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_which_there_are():
         "faces/harden-features",
         "faces/analysis-features",
         "celeba/resnet50-adv-learn",
+        "celeba/resnet50-adv-learn-public",
+        "celeba/resnet50-adv-learn-both",
+        "celeba/resnet50-adv-learn-smiling",
         "celeba/resnet18-crafter",
         "lfw/resnet18-crafter",
     }
@@ -67,18 +71,27 @@ def test_lambdas_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize(
-    ("settings", "attributes", "public"),
+    ("extra", "private", "public", "attributes", "case"),
     [
-        (["data.public=celeba/public-extended"], ("all",), "celeba/public-extended"),
-        (['target.attributes=["Smiling"]'], ("Smiling",), "celeba/public"),
+        ("public", "celeba/private", "celeba/public-extended", ("all",), "mu1 = 0"),
+        ("both", "celeba/private-extended", "celeba/public-extended", ("all",), "mu1 = 0"),
+        ("smiling", "celeba/private", "celeba/public", ("Smiling",), "mu1 > 0"),
     ],
 )
-def test_the_extras_of_the_first_table_are_settings(settings, attributes, public):
-    path = PATHS["celeba/resnet50-adv-learn"]
-    assert all(setting in path.read_text(encoding="utf-8") for setting in settings)
-    for _, experiment in experiments(read_config(path, settings)):
-        assert experiment.target.attributes == attributes
-        assert str(experiment.data.public) == public
+def test_the_extras_of_the_first_table_differ_from_its_other_rows(
+    extra, private, public, attributes, case
+):
+    """AdvLearn's Table 1: rows 5 and 6, 7 and 8, 9 and 10."""
+    rows, others = made(f"celeba/resnet50-adv-learn-{extra}"), made("celeba/resnet50-adv-learn")
+    attacks = {each.case: each.attack for each in others}
+    assert len(rows) == 4  # undefended and lambda 1, each with two attacks
+    for row in rows:
+        assert (str(row.data.private), str(row.data.public)) == (private, public)
+        assert row.target.attributes == attributes
+        assert replace(row.target, attributes=("all",)) == others[0].target
+        assert row.attack == attacks[row.case]
+        assert row.defenses in {each.defenses for each in others[:8]}
+    assert {row.case for row in rows} == {case, "feature-level"}
 
 
 def test_the_layer_study_has_six_cuts_that_can_be_made():

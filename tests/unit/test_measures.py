@@ -17,7 +17,7 @@ from frostglass.metrics.distance import Distance
 from frostglass.metrics.fid import Fid
 from frostglass.metrics.knowledge import Knowledge
 from frostglass.metrics.likeness import Likeness, likeness
-from frostglass.metrics.outcome import Outcome
+from frostglass.metrics.outcome import Outcome, categories
 from frostglass.metrics.perceptual import Perceptual
 from frostglass.metrics.pii import Pii
 from frostglass.metrics.prdc import Prdc
@@ -225,6 +225,18 @@ def test_the_outcomes_sum_to_one_and_know_what_fools_whom():
     columns = measure([Outcome()], fooled).columns
     assert columns["outcome_fools_target"][1].all()
     assert not columns["outcome_fools_target"][[0, 2, 3]].any()
+
+
+def test_every_answer_of_target_evaluator_and_verifier_has_one_outcome():
+    expected = {  # target, evaluator, verifier: as in docs/metrics.md
+        (0, 0, 0): "missed", (1, 0, 0): "fools_target",
+        (0, 1, 0): "fools_evaluator", (1, 1, 0): "fools_evaluator",
+        (0, 0, 1): "false_negative", (1, 0, 1): "false_negative",
+        (0, 1, 1): "true_positive", (1, 1, 1): "true_positive",
+    }  # fmt: skip
+    parts = categories(*torch.tensor(list(expected), dtype=torch.bool).T)
+    found = [[name for name, part in parts.items() if part[place]] for place in range(8)]
+    assert found == [[name] for name in expected.values()]
 
 
 def _shifted(network):

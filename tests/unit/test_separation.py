@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evidence import (
-    rng,
-)
+from evidence import rng
 from frostglass.core.errors import DataError, RunError
 from frostglass.metrics._emd import MAX_PAIRS, emd, pii_terms
 from frostglass.metrics._lda import lda_chance, lda_score
@@ -122,3 +120,34 @@ def test_the_privacy_index_stands_between_its_floor_and_the_true_images():
     )
     with pytest.raises(DataError, match="number, got 59, 60, 60, 60"):
         pii_terms(hidden[:59], true, draws, other)
+
+
+def test_the_terms_of_the_privacy_index_of_shifted_sets_are_known():
+    """W₁ of a shift is its length, so that on one line the bound is the error itself."""
+    draws = torch.randn(30, 3, 4, 4, generator=rng(), dtype=torch.double)
+    direction = torch.randn(3, 4, 4, generator=rng(1), dtype=torch.double)
+    direction /= direction.norm()
+    turned = torch.zeros_like(direction)
+    turned[0, 0, :2] = torch.tensor([direction[0, 0, 1], -direction[0, 0, 0]])
+    turned /= turned.norm()  # at right angles
+    terms = pii_terms(draws + 2 * direction, draws + 5 * direction, draws, draws.flip(0))
+    expected = {"reconstructions": 2, "floor": 0, "originals": 5, "error": 3, "bound": 3}
+    assert terms == pytest.approx(expected, abs=1e-6)
+    terms = pii_terms(draws + 3 * turned, draws + 4 * direction, draws, draws)
+    expected = {"reconstructions": 3, "floor": 0, "originals": 4, "error": 5, "bound": 1}
+    assert terms == pytest.approx(expected, abs=1e-6)
+    terms = pii_terms(draws - 7 * direction, draws + direction, draws, draws)
+    assert (terms["bound"], terms["error"]) == pytest.approx((0, 8), abs=1e-6)
+
+
+def test_no_critic_finds_more_than_the_privacy_index_and_the_best_one_finds_it():
+    """E D(draws) - E D(reconstructions) of critics with slope 1, as Crafter's critic is."""
+    draws = torch.randn(30, 6, generator=rng(), dtype=torch.double)
+    shift = torch.tensor([3.0, 0, 4, 0, 0, 0], dtype=torch.double)
+    index = pii_terms(draws + shift, draws, draws, draws)["reconstructions"]
+    critics = torch.nn.functional.normalize(
+        torch.cat([-shift[None], torch.randn(50, 6, generator=rng(1), dtype=torch.double)])
+    )
+    gaps = (draws @ critics.T).mean(0) - ((draws + shift) @ critics.T).mean(0)
+    assert gaps[0].item() == pytest.approx(index) == 5
+    assert gaps[1:].max() < index

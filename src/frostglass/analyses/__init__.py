@@ -5,18 +5,9 @@ from typing import TYPE_CHECKING
 from frostglass.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from frostglass.analyses._result import Analysis, Axis, Curve, Figure, Table
     from frostglass.analyses.adaptive_epochs import AdaptiveEpochs
-    from frostglass.analyses.base import (
-        Analysis,
-        AnalysisMethod,
-        Axis,
-        Context,
-        Curve,
-        Figure,
-        Table,
-        analyses,
-        analyze,
-    )
+    from frostglass.analyses.base import AnalysisMethod, Context, analyses, analyze
     from frostglass.analyses.bottleneck import Bottleneck
     from frostglass.analyses.checkpoints import Checkpoints
     from frostglass.analyses.confidence import Confidence

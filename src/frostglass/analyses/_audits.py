@@ -2,14 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from frostglass.analyses.base import Cell, Curve, Subject
+from torch import Tensor
+
+from frostglass.analyses._result import Axis, Cell, Curve
+from frostglass.analyses.base import AnalysisMethod, Subject
 from frostglass.auditing.expand import UNDEFENDED
 from frostglass.auditing.experiment import Experiment
+from frostglass.auditing.results import Audit
 from frostglass.core.method import Method
-from frostglass.metrics.base import Score
+from frostglass.core.parameters import parameters
+from frostglass.metrics.base import Score, outputs
 
+LEAST = -30.0  # of ln p: less is all the same
 ScoreName = Literal["recognised", "top1"]
 TITLES: dict[str, str] = {
     "recognised": "share recognised →",
@@ -17,10 +23,44 @@ TITLES: dict[str, str] = {
 }
 
 
-def score_of(subject: Subject, name: ScoreName) -> Score:
-    """Return a score of an audit: recognised by the deciding evaluator, or top-1 of the first."""
-    audit = subject.audit
-    return audit.rows.score(audit.verified if name == "recognised" else "top1_1")
+def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return ln p(y|x) of logits (N, C) and labels (N,), at least -30."""
+    chosen = logits.double().log_softmax(1).gather(1, labels[:, None])[:, 0]
+    return chosen.clamp(min=LEAST)
+
+
+@parameters
+class LeakageAnalysis(AnalysisMethod):
+    """Base of analyses that count the reconstructions of each model.
+
+    Args:
+        score: recognised by the deciding evaluator, or top1 of the first classifier.
+    """
+
+    score: ScoreName = "recognised"
+
+    surfaces: ClassVar[frozenset[str]] = frozenset({"model"})
+
+    @property
+    def axis(self) -> Axis:
+        return Axis(TITLES[self.score], percent=True)
+
+    def column(self, audit: Audit) -> str:
+        """Return the name of the scores that decide whether a reconstruction succeeds."""
+        return audit.verified if self.score == "recognised" else "top1_1"
+
+    def score_of(self, subject: Subject) -> Score:
+        """Return the share of reconstructions that succeed, over people."""
+        return subject.audit.rows.score(self.column(subject.audit))
+
+    def reconstructions(self, subject: Subject) -> tuple[Tensor, Tensor]:
+        """Return ln p(y|x) of every reconstruction, (N,), and whether it succeeded."""
+        audit = subject.audit
+        images = audit.reconstructions.images
+        labels = audit.reconstructions.labels.cpu().repeat_interleave(images.shape[1])
+        logits, _ = outputs(audit.target, images.flatten(0, 1))
+        success = audit.rows.columns[self.column(audit)].flatten() > 0.5
+        return log_likelihood(logits, labels), success
 
 
 def method_label(method: Method, without: Sequence[str] = ()) -> str:

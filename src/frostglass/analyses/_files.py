@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from frostglass.analyses.base import Analysis, AnalysisMethod
+from frostglass.analyses._result import Analysis
+from frostglass.analyses.base import AnalysisMethod
 from frostglass.auditing.run_folder import described, plain_settings, versions
 from frostglass.core.errors import DataError, StoreError
 from frostglass.core.parameters import problems

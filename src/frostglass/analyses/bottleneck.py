@@ -9,17 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, analyses
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
 from frostglass.models.architectures.cnn import cnn

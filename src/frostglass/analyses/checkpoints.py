@@ -1,53 +1,39 @@
 """Leakage against accuracy while a network is trained."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from frostglass.analyses._audits import (
-    TITLES,
-    ScoreName,
+    LeakageAnalysis,
     differing,
     grouped,
     model_label,
     score_cells,
-    score_of,
     scored_curve,
     vacuous_notes,
 )
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Context,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Figure, Table
+from frostglass.analyses.base import Context, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.parameters import parameters
+from frostglass.defenses.training.transfer import Transfer
 
 
 @analyses.register
 @parameters
-class Checkpoints(AnalysisMethod):
+class Checkpoints(LeakageAnalysis):
     """Share recognised against accuracy, at checkpoints of each training.
 
     The config's grid lists the checkpoints as target.epochs. With target.schedule = "constant" and
     target.keep = "last", a training of few epochs is the beginning of one of many, weight for
-    weight, so each audit is that of a checkpoint, and the store shares it with other runs.
+    weight, so each audit is that of a checkpoint, and the store shares it with other runs. The
+    defense transfer needs its own number of epochs, for one beginning of all checkpoints.
 
     Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help? (TL-DMI), CVPR 2024,
         arXiv 2405.05588, Figure 3: at equal accuracy a model trained by transfer leaks less.
     Differs: the paper attacks with KED-MI and counts top-1; here the config's attack is used.
-
-    Args:
-        score: recognised by the deciding evaluator, or top1 of the first classifier.
     """
 
-    score: ScoreName = "recognised"
-
     title = "leakage over training"
-    surfaces: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def problems(self, chosen: Sequence[Experiment]) -> list[str]:
         problems = []
@@ -60,6 +46,13 @@ class Checkpoints(AnalysisMethod):
                 f"many, got {value!r}"
                 for value in sorted(values)
             ]
+        used = [each for experiment in chosen for each in experiment.defenses]
+        pretrained = [each for each in used if isinstance(each, Transfer)]
+        if any(each.pretrain == "public" and each.epochs is None for each in pretrained):
+            problems.append(
+                "transfer: expected epochs, because its training on public people is otherwise as "
+                "long as the target's, and checkpoints have different beginnings: set it"
+            )
         return problems
 
     def run(self, context: Context) -> Analysis:
@@ -69,7 +62,7 @@ class Checkpoints(AnalysisMethod):
             points = []
             for subject in members:
                 accuracy = subject.target.info["accuracy"]["test"]
-                score = score_of(subject, self.score)
+                score = self.score_of(subject)
                 points.append((accuracy, score))
                 epochs = subject.experiment.target.epochs
                 rows.append((name, epochs, accuracy, *score_cells(score)))
@@ -78,7 +71,7 @@ class Checkpoints(AnalysisMethod):
         figure = Figure(
             "Leakage against accuracy over training",
             Axis("accuracy on held-out images →", percent=True),
-            Axis(TITLES[self.score], percent=True),
+            self.axis,
             tuple(curves),
         )
         table = Table("checkpoints", head, tuple(rows))

@@ -1,31 +1,20 @@
 """Confidence against leakage."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
 
 from frostglass.analyses._audits import (
-    TITLES,
-    ScoreName,
+    LeakageAnalysis,
     grouped,
+    log_likelihood,
     score_cells,
-    score_of,
     scored_curve,
     vacuous_notes,
 )
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import Context, analyses
 from frostglass.analyses.fsim_utility import strength_free
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
@@ -36,7 +25,7 @@ from frostglass.metrics.base import outputs
 def mean_confidence(target: Target, images: Images) -> float:
     """Return the mean probability of the true class of labelled images."""
     logits, _ = outputs(target, images)
-    return logits.double().softmax(1).gather(1, images.labels[:, None]).mean().item()
+    return log_likelihood(logits, images.labels).exp().mean().item()
 
 
 def success_by_confidence(
@@ -54,27 +43,26 @@ def success_by_confidence(
 
 @analyses.register
 @parameters
-class Confidence(AnalysisMethod):
+class Confidence(LeakageAnalysis):
     """Does a more confident model leak more, and is a more confident reconstruction better?
 
     The first table and figure have a point for each model of the grid: the mean probability of the
     true class on held-out images, and the share recognised. The second have the reconstructions
-    of all models in bins of equal count by the confidence of the attacked model.
+    of all models in bins of equal count by the confidence of the attacked model. Intervals of bins
+    are over reconstructions: if attack.keep is above 1, those of one person are not independent,
+    and the intervals are too narrow.
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814,
         Figures 3 and 8: its premise is that a less confident model leaks less.
     Differs: what varies the confidence is the config's grid, such as CALoR with several b.
 
     Args:
-        score: recognised by the deciding evaluator, or top1 of the first classifier.
         bins: of reconstructions.
     """
 
-    score: ScoreName = "recognised"
     bins: Annotated[int, Field(ge=1)] = 5
 
     title = "confidence and leakage"
-    surfaces: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def run(self, context: Context) -> Analysis:
         rows: list[tuple[Cell, ...]] = []
@@ -84,17 +72,17 @@ class Confidence(AnalysisMethod):
             points = []
             for subject in members:
                 sure = mean_confidence(subject.target, subject.split.test)
-                score = score_of(subject, self.score)
+                score = self.score_of(subject)
                 accuracy = subject.target.info["accuracy"]["test"]
                 rows.append((subject.label, sure, accuracy, *score_cells(score)))
                 points.append((sure, score))
-                bins = self.bins_of(subject)
+                likelihood, success = self.reconstructions(subject)
+                bins = success_by_confidence(likelihood.exp(), success, self.bins)
                 binned += [(subject.label, *each) for each in bins]
                 by_bin.append(_curve(subject.label, bins))
             curves.append(scored_curve(name, points, joined=len(points) > 1))
         head = ("model", "confidence", "accuracy", self.score, "low", "high")
         bin_head = ("model", "confidence", "reconstructions", self.score, "low", "high")
-        upward = Axis(TITLES[self.score], percent=True)
         models = Axis("mean confidence on held-out images →")
         images = Axis("confidence of the model in a reconstruction →")
         return Analysis(
@@ -103,23 +91,13 @@ class Confidence(AnalysisMethod):
                 Table("reconstructions by confidence", bin_head, tuple(binned)),
             ),
             (
-                Figure("Leakage against confidence of models", models, upward, tuple(curves)),
+                Figure("Leakage against confidence of models", models, self.axis, tuple(curves)),
                 Figure(
-                    "Leakage against confidence of reconstructions", images, upward, tuple(by_bin)
+                    "Leakage by confidence of reconstructions", images, self.axis, tuple(by_bin)
                 ),
             ),
             vacuous_notes(context.subjects),
         )
-
-    def bins_of(self, subject: Subject) -> list[tuple[float, int, float, float, float]]:
-        audit = subject.audit
-        column = audit.verified if self.score == "recognised" else "top1_1"
-        success = audit.rows.columns[column].flatten()
-        logits, _ = outputs(audit.target, audit.reconstructions.images.flatten(0, 1))
-        candidates = audit.reconstructions.images.shape[1]
-        labels = audit.reconstructions.labels.cpu().repeat_interleave(candidates)
-        confidence = logits.double().softmax(1).gather(1, labels[:, None])[:, 0]
-        return success_by_confidence(confidence, success, self.bins)
 
 
 def _curve(name: str, bins: list[tuple[float, int, float, float, float]]) -> Curve:

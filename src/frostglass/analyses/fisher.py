@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 from frostglass.analyses._descent import LossName, Search, people_labels
 from frostglass.analyses._layers import differentiable, squared_gradients, weighted_layers
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, Subject, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.errors import RunError
 from frostglass.core.parameters import parameters

@@ -9,15 +9,8 @@ from frostglass.analyses._audits import (
     scored_curve,
     vacuous_notes,
 )
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Context,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.parameters import parameters
 

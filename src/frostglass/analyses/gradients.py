@@ -8,18 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.analyses._descent import LossName, Search, people_labels
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, Subject, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.parameters import parameters
 from frostglass.metrics._stats import interval

@@ -7,17 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.analyses._layers import weighted_layers
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, analyses
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target

@@ -1,35 +1,16 @@
 """The likelihood of successful and failed reconstructions."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.analyses._audits import ScoreName, vacuous_notes
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._audits import LeakageAnalysis, vacuous_notes
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import Context, analyses
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
-from frostglass.metrics.base import outputs
-
-LEAST = -30.0  # of ln p: less is all the same
-
-
-def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return ln p(y|x) of logits (N, C) and labels (N,), at least -30."""
-    chosen = logits.double().log_softmax(1).gather(1, labels[:, None])[:, 0]
-    return chosen.clamp(min=LEAST)
 
 
 def shares_in_bins(values: Tensor, edges: Tensor) -> Tensor:
@@ -40,7 +21,7 @@ def shares_in_bins(values: Tensor, edges: Tensor) -> Tensor:
 
 @analyses.register
 @parameters
-class Likelihood(AnalysisMethod):
+class Likelihood(LeakageAnalysis):
     """How likely the model finds reconstructions that succeed, and those that fail.
 
     ln p(y|x) under the attacked model, of reconstructions that the evaluator accepts and of those
@@ -54,21 +35,18 @@ class Likelihood(AnalysisMethod):
         likelier of two (AUC), which is not in the paper.
 
     Args:
-        score: recognised by the deciding evaluator, or top1 of the first classifier.
         bins: of the histogram.
     """
 
-    score: ScoreName = "recognised"
     bins: Annotated[int, Field(ge=2)] = 12
 
     title = "likelihood of reconstructions"
-    surfaces: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def run(self, context: Context) -> Analysis:
         rows: list[tuple[Cell, ...]] = []
         figures, notes = [], []
         for subject in context.subjects:
-            values, success = self.measured(subject)
+            values, success = self.reconstructions(subject)
             sides = {"successful": values[success], "failed": values[~success]}
             counts = [len(part) for part in sides.values()]
             means = [part.mean().item() if len(part) else None for part in sides.values()]
@@ -85,15 +63,6 @@ class Likelihood(AnalysisMethod):
         )  # fmt: skip
         table = Table("likelihood of reconstructions", head, tuple(rows))
         return Analysis((table,), tuple(figures), (*vacuous_notes(context.subjects), *notes))
-
-    def measured(self, subject: Subject) -> tuple[Tensor, Tensor]:
-        """Return ln p of every reconstruction, (N,), and whether it succeeded."""
-        audit = subject.audit
-        column = audit.verified if self.score == "recognised" else "top1_1"
-        images = audit.reconstructions.images
-        labels = audit.reconstructions.labels.repeat_interleave(images.shape[1])
-        logits, _ = outputs(audit.target, images.flatten(0, 1))
-        return log_likelihood(logits, labels.cpu()), audit.rows.columns[column].flatten() > 0.5
 
     def histogram(self, label: str, sides: dict[str, Tensor]) -> Figure:
         low = min(part.min().item() for part in sides.values() if len(part))

@@ -1,27 +1,15 @@
 """Accuracy and leakage against the rank of a low-rank head."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from frostglass.analyses._audits import (
-    ScoreName,
+    LeakageAnalysis,
     score_cells,
-    score_of,
     scored_curve,
     vacuous_notes,
 )
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import Context, Subject, analyses
 from frostglass.analyses.head_ranks import head_parts
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.parameters import parameters
@@ -35,7 +23,7 @@ def head_rank(experiment: Experiment) -> int:
 
 @analyses.register
 @parameters
-class RankSweep(AnalysisMethod):
+class RankSweep(LeakageAnalysis):
     """Accuracy and share recognised against the rank of CALoR's head.
 
     The config's grid lists the ranks, such as configs/facescrub/ir152-ranks.toml does. An
@@ -43,15 +31,9 @@ class RankSweep(AnalysisMethod):
 
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814,
         Tables 4 and 18: a low rank costs accuracy and leaks less.
-
-    Args:
-        score: recognised by the deciding evaluator, or top1 of the first classifier.
     """
 
-    score: ScoreName = "recognised"
-
     title = "rank sweep"
-    surfaces: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def problems(self, chosen: Sequence[Experiment]) -> list[str]:
         if len({head_rank(experiment) for experiment in chosen} - {0}) > 1:
@@ -60,7 +42,7 @@ class RankSweep(AnalysisMethod):
 
     def run(self, context: Context) -> Analysis:
         points = sorted(((_rank(subject), subject) for subject in context.subjects), key=_first)
-        scores = [(float(rank), score_of(subject, self.score)) for rank, subject in points]
+        scores = [(float(rank), self.score_of(subject)) for rank, subject in points]
         accuracies = tuple(subject.target.info["accuracy"]["test"] for _, subject in points)
         rows: list[tuple[Cell, ...]] = [
             (subject.label, rank, accuracy, *score_cells(score))

@@ -9,16 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Context,
-    Curve,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, analyses
 from frostglass.core.parameters import parameters
 from frostglass.metrics._stats import interval
 from frostglass.runtime.seeding import generator_for, seeded

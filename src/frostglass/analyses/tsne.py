@@ -7,18 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, Subject, analyses
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.errors import DataError, RunError

@@ -6,18 +6,8 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Subject,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, Subject, analyses
 from frostglass.auditing.experiment import Experiment
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from frostglass.analyses._files import FOLDER, write_analysis
-from frostglass.analyses.base import Analysis, AnalysisMethod, Cell, analyses, analyze, unfit
+from frostglass.analyses._result import Analysis, Cell
+from frostglass.analyses.base import AnalysisMethod, analyses, analyze, unfit
 from frostglass.auditing.config_file import parse_settings, read_config
 from frostglass.auditing.experiment import experiments
 from frostglass.cli.progress import progress

@@ -22,15 +22,19 @@ class Outcome(Metric):
     `outcome_fools_evaluator`: E without V, the false positives of attack accuracy.
     `outcome_fools_target`: T alone, an adversarial example of the target.
     `outcome_false_negative`: V without E, which attack accuracy overlooks. `outcome_missed`: none.
+    `frostglass.metrics.outcome.categories` is the whole definition.
 
     The verifier is an embedder, if the evaluators have one, else a classifier; of several the one
     that accepts most held-out private images. No reconstruction has a say in that.
 
-    Paper: Ho et al., TL-DMI, CVPR 2024, arXiv 2405.05588, Appendix B.2, on false positives; Yu et
-    al., CALoR, arXiv 2410.05814, Fig. 12, on their categories.
+    Paper: Ho et al., TL-DMI, CVPR 2024, arXiv 2405.05588, Appendix B.2: false positives, which the
+    target accepts and the evaluator does not; Yu et al., CALoR, arXiv 2410.05814, Fig. 12: their
+    categories.
 
-    Differs: The five categories are ours. CALoR's figure was not at hand, and its categories may be
-    others: do not compare shares with it.
+    Differs: TL-DMI's false positives (T without E) are `outcome_fools_target` and, if the verifier
+    takes the image for the person after all, part of `outcome_false_negative`; it has no verifier.
+    CALoR's figure was not at hand, and its categories may be others: the five are ours, and shares
+    must not be compared with it.
     """
 
     title: ClassVar[str] = "False positives"
@@ -47,14 +51,19 @@ class Outcome(Metric):
         target = hits(evidence.target_logits, labels, 1) > 0
         named = hits(evidence.evaluator_outputs[0][0], labels, 1) > 0
         verified = _verified(evidence)
-        parts = {
-            "true_positive": named & verified,
-            "fools_evaluator": named & ~verified,
-            "fools_target": target & ~named & ~verified,
-            "false_negative": ~named & verified,
-            "missed": ~target & ~named & ~verified,
-        }
+        parts = categories(target, named, verified)
         return {f"outcome_{name}": evidence.table(part.float()) for name, part in parts.items()}
+
+
+def categories(target: Tensor, named: Tensor, verified: Tensor) -> dict[str, Tensor]:
+    """Sort reconstructions by three answers (N,): each is in exactly one of five categories."""
+    return {
+        "true_positive": named & verified,
+        "fools_evaluator": named & ~verified,
+        "fools_target": target & ~named & ~verified,
+        "false_negative": ~named & verified,
+        "missed": ~target & ~named & ~verified,
+    }
 
 
 def _verified(evidence: Evidence) -> Tensor:

@@ -35,9 +35,10 @@ class Pii(Metric):
 
     Paper: Wang et al., Crafter, NDSS 2024, arXiv 2401.07205 (ε-PII).
 
-    Differs: The paper estimates the distance with a critic; ours is exact for the samples, and only
-    for them: it holds for the attack that was run, not for every attack. The bound is the triangle
-    inequality of W₁.
+    Differs: The paper estimates the distance with a critic, the largest E D(draws) - E D(
+    reconstructions); ours is exact for the samples, and only for them: it holds for the attack that
+    was run, not for every attack. The bound is the triangle inequality of W₁; the paper's Eq. 17
+    and 34 were not at hand, and their terms may be others.
     """
 
     title: ClassVar[str] = "Privacy index ε-PII"

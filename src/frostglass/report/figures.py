@@ -8,7 +8,7 @@ from importlib import resources
 from markupsafe import Markup, escape
 
 from frostglass.analyses import _files
-from frostglass.analyses.base import Axis, Cell, Curve, Figure, Table
+from frostglass.analyses._result import Axis, Cell, Curve, Figure, Table
 from frostglass.report import parts
 from frostglass.report.plot import (
     COLOURS,
