@@ -33,6 +33,7 @@ def test_which_there_are():
     assert set(PATHS) == {
         "faces/features",
         "faces/protections",
+        "faces/trained-protections",
         "faces/feature-layers",
         "faces/feature-perceptual",
         "faces/harden-features",
