@@ -172,7 +172,7 @@ def test_a_brief_copy_trains_in_one_epoch_at_full_strength(defense, config):
     assert trained.info.get("first_stage", {}).get("epochs", 1) == 1
 
 
-@pytest.mark.parametrize("pair", cases())
+@pytest.mark.parametrize("pair", list(cases()))
 def test_every_pair_trains_or_is_refused_by_name(pair):
     chosen = [small(name) for name in pair]
     reason = REFUSED.get(frozenset(pair))

@@ -55,6 +55,7 @@ CASES = {
     "confidence": (MODEL, []),
     "gradients": (MODEL, ["analysis.people=3", "analysis.steps=[0,2]"]),
     "bottleneck": (MODEL, ["analysis.ranks=[1,2]", "analysis.steps=2", "analysis.width=4"]),
+    "layer_dependence": (MODEL, [f"grid.defenses=[[],[{BIDO},lambda_x=1.0}}]]"]),
     "lda_layers": (MODEL, []),
     "tsne": (
         MODEL,

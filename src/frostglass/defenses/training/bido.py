@@ -37,8 +37,8 @@ class Bido(Defense):
     as the network sees them, normalised or not, and Y Yᵀ on labels. Either term alone is an
     ablation: with HSIC the paper reports 0.8 % accuracy for λ_x = 0.1 alone, 65 % for λ_y = 1
     alone and 76 % for both. The target's `facts` have d(X, Z) and d(Z, Y) of every tapped layer
-    after training (`dependence`); `Bido().dependence(target, images)` measures any other network
-    the same way, so that an undefended one can stand beside it.
+    after training (`dependence`). The analysis `layer_dependence` shows the undefended model of a
+    config beside it, and `Bido().dependence(target, images)` measures any network the same way.
 
     Paper: Peng et al., Bilateral Dependency Optimization: Defending Against Model-inversion
         Attacks, KDD 2022, arXiv 2206.05483.
