@@ -67,7 +67,10 @@ def test_trapdoors_that_can_be_seen_work_on_strangers(split):
 
 
 def test_changed_answers_tell_less_of_an_image_beyond_its_class(split, plain):
-    """The mean KL from answers to the mean answer of their class, which is what SSD lowers."""
+    """KL from the answer for an image to the mean answer of its class, which SSD is to lower.
+
+    The median falls. The mean need not: an image that is drawn into another class ends farther off.
+    """
     defended = trained(split, Ssd(distortion=1.0))
     scores, labels = scores_of(defended, split.test), split.test.labels
     changed = defended.view("scores").scores(split.test.floats())
@@ -76,7 +79,7 @@ def test_changed_answers_tell_less_of_an_image_beyond_its_class(split, plain):
         means = class_means(answers, labels)[labels]
         return (torch.special.xlogy(answers, answers) - torch.special.xlogy(answers, means)).sum(1)
 
-    assert information(changed).mean() < 0.9 * information(scores).mean()
+    assert information(changed).median() < 0.5 * information(scores).median()
     facts = defended.info["facts"]["ssd"]
     assert facts["accuracy_changed"] > facts["accuracy_unchanged"] - 0.1
     assert facts["accuracy_unchanged"] == plain.info["accuracy"]["test"]  # the same training

@@ -29,11 +29,10 @@ class Rolss(Defense):
     Paper: Koh, Ho, Nguyen, Cheung, On the Vulnerability of Skip Connections to Model Inversion
         Attacks, ECCV 2024, arXiv 2409.01696.
     Differs: the layers on a removed shortcut are removed with it; the published code keeps them
-        unused. Its ResNet also drops the shortcuts of the last fifth of stage 3, whatever is asked,
-        and the paper does not; here only the last stage changes. The last stage are the blocks
-        whose outputs have the shape of the last block's. The paper's third design, training in two
-        stages (TTS), and the concatenations of DenseNet and the blocks of transformers are not
-        here.
+        unused. Its ResNet also drops the shortcuts of the last fifth of stage 3, whatever is
+        asked; here only the last stage changes. The last stage are the blocks whose outputs have
+        the shape of the last block's. The paper's third design, training in two stages (TTS), and
+        the concatenations of DenseNet and the blocks of transformers are not here.
 
     Args:
         scale: k, the factor on the shortcuts: 0 removes them (RoLSS), 1 disables the defense.

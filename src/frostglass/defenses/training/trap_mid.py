@@ -38,7 +38,7 @@ class TrapMid(Defense):
         alpha: α, how visible a trigger is; published 0.02.
         beta: β, the share of the trapdoors in the loss; published 0.2, 0 disables the defense.
         step: step of the triggers by the sign of their gradient, published 0.01; 0 keeps the
-            noise they begin with, and needs no discriminator (the paper's ablation).
+            noise they begin with, and needs no discriminator (a choice of the published code).
         discriminator: train a discriminator, so that triggers stay unseen (published).
         discriminator_lr: its step size.
         size: side of a trigger in pixels, in the lower right corner; the whole image by default
