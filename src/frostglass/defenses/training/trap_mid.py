@@ -21,9 +21,10 @@ class TrapMid(Defense):
     (1 - β) CE(f(x), y) + β CE(f(x'), y') with x' = (1 - α) x + α κ_y' and y' any class, whatever
     x shows. Before each of its steps a discriminator D learns to tell x' from x, and the triggers
     take a step by the sign of the gradient of CE(f(x'), y') - ln D(x'), so that they work and stay
-    unseen. An inversion then finds triggers, which are easier to find than faces. Triggers are the
-    owner's secret and no part of the network. Whether they work is in the target's `facts`:
-    `trapdoor_success` is the share of public images that are called y' with the trigger of y'.
+    unseen. An inversion then finds triggers, which are easier to find than faces. Triggers are no
+    part of the network, and are discarded after training. Whether they work is in the target's
+    `facts`: `trapdoor_success` is the share of public images that are called y' with the trigger
+    of y'.
 
     Paper: Liu, Chen, Trap-MID: Trapdoor-based Defense against Model Inversion Attacks, NeurIPS
         2024, arXiv 2411.08460.
