@@ -28,6 +28,7 @@ CASES = {
     "gradients": ({"people": 3, "steps": (0, 2)}, {}),
     "bottleneck": ({"ranks": (1, 2), "steps": 2, "width": 4}, {}),
     "lda_layers": ({}, {}),
+    "layer_dependence": ({}, {"grid": {"defenses": [[], [{**BIDO, "lambda_x": 1.0}]]}}),
     "tsne": ({"attribute": "smiling", "perplexity": 2, "neighbours": 2}, {}),
     "unilateral": (
         {"batch": 4},

@@ -10,6 +10,7 @@ from torch import nn
 from frostglass.core.errors import ConfigError
 from frostglass.defenses.base import Batch, TrainingProgress, TrainingSize, defenses
 from frostglass.defenses.compose import losses, problems
+from frostglass.defenses.training._simulated import settled
 from frostglass.defenses.training.adv_learn import AdvLearn
 from frostglass.defenses.training.label_smoothing import LabelSmoothing
 from frostglass.networks.decoder import DecoderGame, standardised
@@ -21,9 +22,13 @@ from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
 
 CUT = "2"
-TINY = {"decoder_width": 4, "head_start": 2, "public_batch": 8}
+TINY = {"decoder_width": 4, "head_start": 2, "public_batch": 8, "fresh_steps": 0}
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
-CRAFTER = AdvLearn.variants["crafter"][1] | {"decoder_width": 4, "public_batch": 8}
+CRAFTER = AdvLearn.variants["crafter"][1] | {
+    "decoder_width": 4,
+    "public_batch": 8,
+    "fresh_steps": 0,
+}
 STRANGERS = images(40, 5, seed=9, names="stranger")
 
 
@@ -354,3 +359,56 @@ def test_variants_are_parameters_and_what_it_replaces():
     ):
         train_target(CONFIG, split(), [shared, LabelSmoothing(alpha=-0.1)], seed=0, work=NoWork())
     assert defenses.get("adv_learn") is AdvLearn
+
+
+def test_a_decoder_settles_when_its_loss_falls_no_more():
+    falling = [1.0 / (step + 1) for step in range(40)]
+    assert not settled(falling)
+    assert not settled([1.0] * 39)  # compared every 20 steps, from 40 on
+    assert settled([1.0] * 40)
+    assert not settled([1.0] * 20 + [0.98] * 20)
+
+
+def test_an_epochs_turn_trains_the_decoder_more_and_ends_by_itself(monkeypatch):
+    counts = []
+    for most in (False, True):
+        steps = []
+        monkeypatch.setattr(DecoderGame, "step", lambda *_, seen=steps: seen.append(1) or 1.0)
+        defense = AdvLearn(**TINY | {"head_start": 0, "epoch_turn": most, "public_batch": 2})
+        opponent = defense.opponent(victim(), STRANGERS, None, seed=0)
+        for number in range(3):
+            opponent.turn(TrainingProgress(0, 4), number)
+        counts.append(len(steps))
+    assert counts == [3 * 2, 3 * 2 + 20]  # 40 public images in batches of 2
+    large = AdvLearn(**TINY | {"head_start": 0, "epoch_turn": True, "public_batch": 2})
+    steps = []
+    monkeypatch.setattr(DecoderGame, "step", lambda *_: steps.append(1) or 1.0)
+    many = images(400, 5, seed=9, names="stranger")
+    large.opponent(victim(), many, None, seed=0).turn(TrainingProgress(0, 4), 0)
+    assert len(steps) == 2 + 40  # of 200: a constant loss has settled
+
+
+def test_a_first_stage_trains_the_network_without_the_decoder():
+    defense = AdvLearn(pretrain=3, **TINY)
+    assert defense.stage().data == "private"
+    assert "starting weights" in defense.replaces()
+    assert AdvLearn(**AdvLearn.disabled, pretrain=3).stage() is None
+    model = train_target(CONFIG, split(), [defense], seed=0, work=NoWork())
+    assert model.info["first_stage"]["epochs"] == 3
+
+
+def test_the_opponent_is_compared_with_a_fresh_decoder(caplog):
+    """A decoder without training is worse than a fresh one, and a warning says so."""
+    weak = AdvLearn(pixel=0.1, decoder_lr=1e-9, **TINY | {"fresh_steps": 1})
+    opponent = weak.opponent(victim(), STRANGERS, None, seed=0)
+    facts = opponent.facts()
+    assert facts["converged"]  # neither has learned anything
+    assert facts["opponent_error"] == pytest.approx(facts["fresh_error"], rel=0.25)
+    assert not caplog.messages
+    able = AdvLearn(pixel=0.1, decoder_lr=1e-2, **TINY | {"fresh_steps": 60})
+    facts = able.opponent(victim(), STRANGERS, None, seed=0).facts()
+    assert facts["opponent_error"] > 1.25 * facts["fresh_error"]
+    assert not facts["converged"]
+    (message,) = caplog.messages
+    assert "where a fresh one reaches" in message
+    assert "the game has not converged" in message

@@ -1,6 +1,7 @@
 """Analyses of features, gradients and audits against closed forms and slow references."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from frostglass.analyses._audits import log_likelihood, method_label, scored_curve, vacuous_notes
 from frostglass.analyses._descent import Search
 from frostglass.analyses.adaptive_epochs import length_of
-from frostglass.analyses.base import unfit
+from frostglass.analyses.base import Context, unfit
 from frostglass.analyses.bottleneck import Bottleneck, linear_errors, reconstruction_error
 from frostglass.analyses.checkpoints import Checkpoints
 from frostglass.analyses.confidence import mean_confidence, success_by_confidence
 from frostglass.analyses.fisher import Fisher
 from frostglass.analyses.gradients import Gradients, image_gradients
+from frostglass.analyses.layer_dependence import LayerDependence
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
 from frostglass.analyses.likelihood import ordering, shares_in_bins
 from frostglass.analyses.rank_sweep import RankSweep, head_rank
@@ -24,6 +26,7 @@ from frostglass.analyses.unilateral import Unilateral, image_weight, output_depe
 from frostglass.auditing.experiment import experiments
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.types import Images
+from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.calor import Calor, LowRankHead
 from frostglass.metrics._stats import interval
 from frostglass.metrics.base import Score, outputs
@@ -273,3 +276,23 @@ def test_weights_of_unilateral_terms():
     (one,) = parsed(defenses=[{"name": "bido", "lambda_x": 3.0, "lambda_y": 0.0}])
     assert image_weight(one) == 3.0
     assert image_weight(SimpleNamespace(defenses=())) == 0
+
+
+def test_dependence_of_layers_stands_side_by_side():
+    """The rows of each model are what BiDO measures of it."""
+    parts = split()
+    models = [target(), target(seed=1)]
+    models = [replace(model, taps=("2", "5")) for model in models]
+    subjects = tuple(
+        SimpleNamespace(label=label, target=model, split=parts, experiment=SimpleNamespace(seed=0))
+        for label, model in zip(("undefended", "bido"), models, strict=True)
+    )
+    result = LayerDependence().run(Context(subjects))
+    (table,) = result.tables
+    expected = [
+        (subject.label, name, pair["d_x"], pair["d_y"])
+        for subject in subjects
+        for name, pair in Bido().dependence(subject.target, parts.train, seed=0).items()
+    ]
+    assert list(table.rows) == expected
+    assert [curve.name for curve in result.figures[0].curves] == ["undefended", "bido"]

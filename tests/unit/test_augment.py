@@ -173,7 +173,8 @@ def test_cutout_blackens_one_square_clipped_at_the_border():
 
 
 def test_cutout_at_known_places():
-    made = covered(torch.ones(2, 1, 5, 5), torch.tensor([2, 0]), torch.tensor([2, 4]), 3)
+    boxes = torch.tensor([[1, 1, 3, 3], [-1, 3, 3, 3]])
+    made = covered(torch.ones(2, 1, 5, 5), boxes, (0.0,))
     assert made[0, 0].tolist() == [
         [1] * 5,
         [1, 0, 0, 0, 1],
@@ -182,6 +183,15 @@ def test_cutout_at_known_places():
         [1] * 5,
     ]
     assert made[1, 0].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1] * 5, [1] * 5, [1] * 5]
+
+
+def test_a_box_is_filled_with_a_colour_for_each_channel():
+    made = covered(torch.ones(1, 3, 2, 3), torch.tensor([[0, 1, 1, 2]]), (0.2, 0.4, 0.6))
+    assert made[0, :, 0].T.tolist()[0] == [1, 1, 1]
+    torch.testing.assert_close(
+        made[0, :, 0, 1:], torch.tensor([0.2, 0.4, 0.6])[:, None].repeat(1, 2)
+    )
+    assert (made[0, :, 1] == 1).all()
 
 
 def first_form(images: Tensor, flip: bool, shift: int, generator: torch.Generator) -> Tensor:

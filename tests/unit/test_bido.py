@@ -22,7 +22,10 @@ from frostglass.defenses.training._dependence import (
 )
 from frostglass.defenses.training.bido import Bido
 from frostglass.runtime.hooks import capture
-from worlds import split, target
+from frostglass.runtime.seeding import generator_for
+from frostglass.training.loop import train_target
+from frostglass.training.settings import Training
+from worlds import NoWork, split, target
 
 MEASURES = ("hsic_nocco", "hsic_trace", "coco_frobenius", "coco_spectral")
 TAPS = ("2", "5")  # a spatial map and a vector
@@ -345,3 +348,35 @@ def test_facts_name_the_batches():
     assert (
         Bido(per_identity=0).facts(tapped_target(), TrainingSize(100, 64, 1))["batch"] == "shuffled"
     )
+
+
+@pytest.mark.parametrize("per_identity", [0, 4])
+def test_the_measured_dependence_is_the_mean_over_batches(per_identity):
+    model, images = tapped_target(), split().train
+    defense = Bido(per_identity=per_identity)
+    values = defense.dependence(model, images, seed=3)
+    rng = generator_for(3, "bido", "dependence")
+    if per_identity:
+        batches = balanced_batches(images.labels, 16, 4, rng)[:4]
+    else:
+        batches = torch.randperm(len(images), generator=rng).split(64)[:4]
+    model.module.eval()
+    total = torch.zeros(2)
+    for index in batches:
+        with capture(model.module, TAPS) as seen, torch.no_grad():
+            model.module(images.floats(index))
+        z = gaussian_gram(seen[TAPS[0]])
+        x, y = gaussian_gram(images.floats(index)), linear_gram(images.labels[index])
+        total += torch.stack([hsic_nocco(x, z), hsic_nocco(z, y)])
+    expected = total / len(batches)
+    assert values.keys() == set(TAPS)
+    assert list(values[TAPS[0]].values()) == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_facts_have_the_dependence_after_training_and_others_can_be_measured():
+    config = Training(model="cnn", options={"width": 4}, epochs=1, batch=16)
+    defended = train_target(config, split(), [Bido(per_identity=2)], seed=0, work=NoWork())
+    values = defended.info["facts"]["bido"]["dependence"]
+    assert list(values) == list(defended.taps)
+    assert all(pair["d_x"] > 0 and pair["d_y"] > 0 for pair in values.values())
+    assert Bido(per_identity=2).dependence(defended, split().train, seed=0) == values

@@ -116,6 +116,16 @@ def test_ramp_is_the_official_one_at_100_epochs():
     assert LabelSmoothing(alpha=-1.0, ramp=False).alpha_at(TrainingProgress(0, 100)) == -1.0
 
 
+def test_the_ramp_can_reach_full_strength_earlier_or_later():
+    early = LabelSmoothing(alpha=-1.0, full_from=0.3)
+    at = [early.alpha_at(TrainingProgress(epoch, 100)) for epoch in (19, 20, 29, 30)]
+    assert at == pytest.approx([0.0, -1 / 80, -10 / 80, -1.0])
+    late = LabelSmoothing(alpha=-1.0, full_from=0.9)
+    assert [late.at_full_strength(TrainingProgress(epoch, 10)) for epoch in (8, 9)] == [False, True]
+    with pytest.raises(ConfigError, match="full_from: expected less than 1, got 1"):
+        LabelSmoothing(full_from=1.0)
+
+
 def test_low_rank_head_has_its_rank_and_forgets_the_rest():
     head = LowRankHead(20, 3, 11, activation="identity", gain=1.0, pre_norm=False)
     product = head.expand.weight @ head.compress.weight

@@ -28,7 +28,13 @@ from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, images, same_weights, split, target
 
 CUT = "2"
-TINY = {"decoder_width": 4, "pruner_width": 4, "head_start": 2, "public_batch": 8}
+TINY = {
+    "decoder_width": 4,
+    "pruner_width": 4,
+    "head_start": 2,
+    "public_batch": 8,
+    "fresh_steps": 0,
+}
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
 STRANGERS = images(40, 5, seed=9, names="stranger")
 
@@ -410,3 +416,19 @@ def test_a_swins_maps_are_pruned_by_their_channels():
     assert halves(model).feature_shape == (8, 8, 12)
     assert model.module.layers[0].pruner.pruned == 6
     assert model.module.layers[0].pruner(noise(2, 8, 8, 12)).shape == (2, 12)
+
+
+def test_random_pruning_removes_other_channels_of_each_image_and_learns_nothing():
+    defense = Disco(ratio=0.5, alpha=0.0, selection="random", **TINY)
+    model = defense.prepare(network(), seed=0)
+    pruned = model.module.get_submodule(model.cut)
+    features = torch.rand(6, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    masks = pruned.pruner(features)
+    channels = masks.shape[1]
+    assert list(pruned.pruner.parameters()) == []
+    assert ((masks > 0.5).sum(1) == channels - pruned.pruner.pruned - 1).all()
+    assert len({tuple(row) for row in (masks > 0.5).tolist()}) > 3
+    torch.testing.assert_close(masks[2:4], pruned.pruner(features[2:4]))  # by the image alone
+    assert defense.problems(model, TrainingSize(48, 16, 4)) == []
+    with pytest.raises(ConfigError, match=r"learns nothing, and alpha 0\.4 trains a pruner"):
+        Disco(selection="random")

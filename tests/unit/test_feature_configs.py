@@ -34,6 +34,7 @@ def test_which_there_are():
     assert set(PATHS) == {
         "faces/features",
         "faces/protections",
+        "faces/trained-protections",
         "faces/feature-layers",
         "faces/feature-perceptual",
         "faces/harden-features",

@@ -9,6 +9,8 @@ from frostglass.core.ranks import ALONE, Ranks, default_devices, joint_batch_nor
 from frostglass.defenses.base import Defense, Term
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
+from frostglass.defenses.training.midre import Midre
+from frostglass.defenses.training.trap_mid import TrapMid
 from frostglass.priors.wgan import Wgan
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
@@ -139,6 +141,7 @@ class Pairs(Defense):
         [Bido(lambda_x=0.1, lambda_y=1.0)],
         [Bido(measure="coco_frobenius", lambda_x=5.0, lambda_y=50.0)],
         [Pairs()],
+        [TrapMid(alpha=0.2), Midre()],
     ],
     ids=str,
 )

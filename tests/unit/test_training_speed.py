@@ -68,7 +68,7 @@ def test_images_changed_in_parts_are_those_changed_together(monkeypatch, channel
     images = replace(images, pixels=images.pixels[:, :channels])
     index = torch.tensor([5, 0, 7, 5, 2])
     changes = draw_changes(5, images.shape, rng(), **STRONG)
-    batch = prepared(images, index, changes, torch.channels_last)
+    batch = prepared(images, index, [changes], torch.channels_last)
     torch.testing.assert_close(batch, changes.apply(images.floats(index)), atol=1e-6, rtol=0)
     assert batch.is_contiguous(memory_format=torch.channels_last)
     none = slice(0, 0)  # of a process that has no part of a small batch

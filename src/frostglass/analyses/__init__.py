@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from frostglass.analyses.fsim_utility import FsimUtility
     from frostglass.analyses.gradients import Gradients
     from frostglass.analyses.head_ranks import HeadRanks
+    from frostglass.analyses.layer_dependence import LayerDependence
     from frostglass.analyses.lda_layers import LdaLayers
     from frostglass.analyses.likelihood import Likelihood
     from frostglass.analyses.rank_sweep import RankSweep

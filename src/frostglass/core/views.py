@@ -13,7 +13,13 @@ from frostglass.core.errors import AccessError, ConfigError, RunError
 from frostglass.core.types import CAPABILITIES, Capability, Halves, Shape, Target, match_shape
 from frostglass.runtime.batching import padded_rows
 from frostglass.runtime.device import device_of
-from frostglass.runtime.hooks import SeparatesUnits, noise_drawn, straight_through
+from frostglass.runtime.hooks import (
+    SeparatesUnits,
+    answered,
+    changes_answers,
+    noise_drawn,
+    straight_through,
+)
 from frostglass.runtime.tensors import weights_digest
 
 
@@ -21,7 +27,8 @@ class ModelView:
     """Restricted access to a target; each image shown to it is counted in `queries`.
 
     `labels` grants hard labels, `scores` probabilities, `gradients` differentiable logits and
-    features. `gradients` includes `scores`, and `scores` includes `labels`.
+    features. `gradients` includes `scores`, and `scores` includes `labels`. Where the owner changes
+    answers, labels and scores are the changed ones, except for who has gradients.
     """
 
     def __init__(
@@ -125,12 +132,14 @@ class ModelView:
     def labels(self, images: Tensor) -> Tensor:
         """Return the predicted classes, (N,)."""
         with torch.no_grad():
-            labels = [logits.argmax(1) for logits, _ in self._passes("labels", images)]
+            labels = [scores.argmax(1) for scores in self._answers("labels", images)]
             return torch.stack(labels).mode(0).values
 
     def scores(self, images: Tensor) -> Tensor:
         """Return class probabilities, (N, K), without gradients."""
         with torch.no_grad():
+            if self._changed:
+                return torch.stack(list(self._answers("scores", images))).mean(0)
             return self._query("scores", images)[0].softmax(1)
 
     def logits(self, images: Tensor) -> Tensor:
@@ -140,6 +149,16 @@ class ModelView:
     def logits_and_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and penultimate features, differentiable with respect to the images."""
         return self._query("gradients", images)
+
+    @property
+    def _changed(self) -> bool:
+        """Whether the owner changes the answers; who has the weights computes them alone."""
+        return not self.grants("gradients") and changes_answers(self.module)
+
+    def _answers(self, needed: Capability, images: Tensor) -> Iterator[Tensor]:
+        """Return what the target says of images, (N, K), in each pass; the largest is its label."""
+        for draw, (logits, _) in enumerate(self._passes(needed, images)):
+            yield answered(self.module, logits, draw) if self._changed else logits
 
     def _query(self, needed: Capability, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and features, averaged over the passes."""

@@ -23,8 +23,8 @@ class Changes:
     """Random changes of N images: one row of draws for each image, None where disabled.
 
     They are drawn apart from the images, so that images can be changed in parts, in another thread
-    or by several processes, with the same draws. `reach` and `side` are the greatest shift and the
-    side of the black squares in pixels.
+    or by several processes, with the same draws. `reach` is the greatest shift in pixels, and
+    `fill` the colour of the boxes: a number for each channel, or one for all.
     """
 
     mirrored: Tensor | None = None  # (N,)
@@ -34,9 +34,9 @@ class Changes:
     contrast: Tensor | None = None
     saturation: Tensor | None = None
     hue: Tensor | None = None
-    covered: Tensor | None = None  # (N, 2): row and column of a square's centre
+    covered: Tensor | None = None  # (N, 4): top, left, height and width of a box
     reach: int = 0
-    side: int = 0
+    fill: tuple[float, ...] = (0.0,)
 
     def rows(self, part: slice) -> "Changes":
         """Return the changes of some of the images."""
@@ -68,8 +68,7 @@ class Changes:
         if self.hue is not None:
             images = hue_turned(images, self.hue.view(-1, 1, 1))
         if self.covered is not None:
-            row, column = self.covered.unbind(1)
-            images = covered(images, row, column, self.side)
+            images = covered(images, self.covered, self.fill)
         return images
 
 
@@ -119,9 +118,9 @@ def draw_changes(
     if jitter[3] and channels == 3:
         drawn["hue"] = _uniform(-jitter[3], jitter[3], (count,), rng)
     if cutout:
-        row = torch.randint(height, (count,), generator=rng)
-        drawn["covered"] = torch.stack([row, torch.randint(width, (count,), generator=rng)], 1)
-        drawn["side"] = round(cutout * min(height, width))
+        places = [torch.randint(size, (count,), generator=rng) for size in (height, width)]
+        lengths = torch.full((count, 2), round(cutout * min(height, width)))
+        drawn["covered"] = torch.cat([torch.stack(places, 1) - lengths // 2, lengths], 1)
     return Changes(**drawn)
 
 
@@ -287,15 +286,17 @@ def hue_turned(images: Tensor, turn: Tensor) -> Tensor:
     return (top[:, None] - spread[:, None] * fall).clamp(0, 1)
 
 
-def covered(images: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
-    """Draw black squares of `side` pixels around the pixels (row, column), (N,) each."""
-    height, width = images.shape[2:]
-    rows, columns = (
-        torch.arange(length) - centre[:, None] + side // 2
-        for length, centre in ((height, row), (width, column))
-    )
-    down, across = ((place >= 0) & (place < side) for place in (rows, columns))
-    return images.masked_fill((down[:, :, None] & across[:, None, :])[:, None], 0.0)
+def covered(images: Tensor, boxes: Tensor, fill: tuple[float, ...]) -> Tensor:
+    """Fill a box of each image with one colour; `boxes` (N, 4) are top, left, height and width.
+
+    Boxes may lie partly outside.
+    """
+    top, left, high, wide = boxes[..., None].unbind(1)
+    rows, columns = (torch.arange(length) for length in images.shape[2:])
+    down = (rows >= top) & (rows < top + high)
+    across = (columns >= left) & (columns < left + wide)
+    colour = images.new_tensor(fill).view(1, -1, 1, 1)
+    return torch.where((down[:, :, None] & across[:, None, :])[:, None], colour, images)
 
 
 def _uniform(low: float, high: float, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:

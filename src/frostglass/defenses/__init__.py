@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from frostglass.defenses.training.dpsgd import Dpsgd
     from frostglass.defenses.training.label_smoothing import LabelSmoothing
     from frostglass.defenses.training.mid import Mid
+    from frostglass.defenses.training.midre import Midre
+    from frostglass.defenses.training.rolss import Rolss
+    from frostglass.defenses.training.ssd import Ssd
     from frostglass.defenses.training.tiprdc import Tiprdc
     from frostglass.defenses.training.transfer import Transfer
+    from frostglass.defenses.training.trap_mid import TrapMid
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

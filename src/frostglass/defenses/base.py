@@ -1,8 +1,8 @@
 """The contract of a defense: optional hooks into training, or into the release of features."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,17 @@ from frostglass.core.pixels import Pixels
 from frostglass.core.prior import Prior
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape, Split, Target
+from frostglass.data._augment import Changes
 from frostglass.defenses.strengths import Range
 from frostglass.store.files import Work
 
 Part = Literal[
-    "head", "classification loss", "batches", "starting weights", "training of the encoder"
+    "head",
+    "classification loss",
+    "batches",
+    "starting weights",
+    "training of the encoder",
+    "answers",
 ]
 
 
@@ -51,7 +57,8 @@ class Batch:
 
     `inputs` are the images as the network sees them, if it normalises them first. `added` marks
     the images that a defense added to the private ones, and `people` numbers whom each image shows,
-    as the defense does; None if none adds images.
+    as the defense does; None if none adds images. `companions` are the logits of further images
+    that an opponent showed together with these.
     """
 
     images: Tensor
@@ -62,6 +69,7 @@ class Batch:
     inputs: Tensor | None = None
     added: Tensor | None = None
     people: Tensor | None = None
+    companions: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,8 +115,8 @@ class Stage:
     settings: Mapping[str, Any]
 
 
-class Opponent(Protocol):
-    """A simulated attacker: network and opponent train in turns, each while the other is fixed.
+class Opponent:
+    """What is trained beside the network, such as a simulated attacker: each while the other waits.
 
     Its random draws have their own seeds, and `tensors` holds its full state, so that an
     interrupted training resumes with the same result.
@@ -117,14 +125,29 @@ class Opponent(Protocol):
     def turn(self, progress: TrainingProgress, number: int) -> None:
         """Train before the step of batch `number`; leave the target's network as it is."""
 
+    def companions(
+        self, images: Tensor, progress: TrainingProgress, number: int
+    ) -> dict[str, Tensor]:
+        """Return further images, as many as these of batch `number`, to show together with them.
+
+        `losses` gets their logits by the same names.
+        """
+        return {}
+
     def losses(self, batch: Batch) -> dict[str, Term]:
         """Return the terms that the fixed opponent adds to the network's objective."""
+        return {}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return weights and optimiser states for a checkpoint."""
+        return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `tensors` returned."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain values about itself and the trained network; joins the defense's facts."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -141,9 +164,9 @@ class Defense(Method):
     `disabled` holds the parameters at which the defense does nothing. `adaptive` names the attacks
     that know the defense: variants of attacks by gradients, or registered attacks.
     Hooks run in this order: `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`,
-    `opponent`; in each epoch `modes` and `batches`; in each step `losses`; at the end `facts` and
-    `measurements`. A defense with `releases` acts on the features of a trained network when they
-    leave the device, and must define `release`.
+    `opponent`; in each epoch `modes` and `batches`; in each step `changes` and `losses`; at the
+    end `complete`, `facts` and `measurements`. A defense with `releases` acts on the features of a
+    trained network when they leave the device, and must define `release`.
     """
 
     disabled: ClassVar[Mapping[str, Any]] = {}
@@ -232,6 +255,10 @@ class Defense(Method):
         """
         raise TypeError(f"{type(self).__name__} must define batches()")
 
+    def changes(self, count: int, image_shape: Shape, rng: torch.Generator) -> Changes | None:
+        """Draw changes of the images of a batch, which come after those of the recipe."""
+        return None
+
     def taps(self, target: Target) -> tuple[str, ...]:
         """Name the layers whose outputs `losses` reads."""
         return ()
@@ -243,6 +270,9 @@ class Defense(Method):
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         """Whether this epoch may be selected as the result: all defenses at full strength."""
         return True
+
+    def complete(self, target: Target, split: Split) -> None:
+        """Complete the trained network, such as by what its outputs are on average."""
 
     def facts(self, target: Target, size: TrainingSize) -> dict[str, Any]:
         """Return plain values about the trained target that a report shows."""

@@ -71,11 +71,13 @@ def prepare(defenses: Sequence[Defense], target: Target, *, seed: int) -> Target
     """Apply every defense's changes to the network; the result does not depend on the list order.
 
     Heads are replaced first, so that others count the final head. What is inserted behind the
-    encoder comes last, so that no other defense freezes it.
+    encoder comes after them, so that no other defense freezes it. What changes the answers comes
+    last: nobody counts it as a layer.
     """
 
-    def place(defense: Defense) -> tuple[bool, bool]:
-        return "training of the encoder" in defense.replaces(), "head" not in defense.replaces()
+    def place(defense: Defense) -> tuple[bool, ...]:
+        parts = defense.replaces()
+        return "answers" in parts, "training of the encoder" in parts, "head" not in parts
 
     for defense in sorted(defenses, key=place):
         target = defense.prepare(target, seed=seed)

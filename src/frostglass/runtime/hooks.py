@@ -29,6 +29,29 @@ class NumbersDraws(Protocol):
     draw: int
 
 
+@runtime_checkable
+class ChangesAnswers(Protocol):
+    """A part of a network that changes its scores before they are returned to whoever asks."""
+
+    def answers(self, scores: Tensor, draw: int) -> Tensor: ...
+
+
+def answered(module: nn.Module, logits: Tensor, draw: int = 0) -> Tensor:
+    """Return the scores (N, K) that a network gives away, by the draw of this number.
+
+    They are the probabilities of its logits, unless a part of it changes them.
+    """
+    scores = logits.softmax(1)
+    for part in module.modules():
+        if isinstance(part, ChangesAnswers):
+            scores = part.answers(scores, draw)
+    return scores
+
+
+def changes_answers(module: nn.Module) -> bool:
+    return any(isinstance(part, ChangesAnswers) for part in module.modules())
+
+
 @contextmanager
 def capture(
     module: nn.Module, names: tuple[str, ...], *, inputs: bool = False

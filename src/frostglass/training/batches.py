@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TypeVar
@@ -19,9 +19,9 @@ CACHED = 2**17  # numbers that are augmented together: small enough for a CPU's 
 
 
 def prepared(
-    images: Images, index: Tensor, changes: Changes, layout: torch.memory_format
+    images: Images, index: Tensor, changes: Sequence[Changes], layout: torch.memory_format
 ) -> Tensor:
-    """Return the images at `index`, changed by a row of `changes` each, in a memory layout.
+    """Return the images at `index`, each changed by a row of all `changes`, in a memory layout.
 
     A few images at a time: the temporary tensors of a whole batch are allocated anew each time, and
     filling their pages takes longer than the augmentation itself.
@@ -31,7 +31,10 @@ def prepared(
     step = max(1, CACHED // math.prod(images.shape))  # a process may have no part of a batch
     for first in range(0, len(index), step):
         part = slice(first, first + step)
-        batch[part] = changes.rows(part).apply(images.floats(index[part]))
+        some = images.floats(index[part])
+        for change in changes:
+            some = change.rows(part).apply(some)
+        batch[part] = some
     return batch
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from frostglass.defenses.base import Defense, TrainingProgress
 from frostglass.models.checkpoint import load_weights
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
+from frostglass.runtime.hooks import answered, changes_answers
 from frostglass.runtime.seeding import seed_for
 from frostglass.runtime.tensors import under_prefix, with_prefix
 from frostglass.store.files import Work
@@ -79,22 +80,33 @@ def train_target(
     target = untrained(config, classes, shape, defenses, seed=seed, start=source)
     check_training(config, target, defenses, size)
     learned: dict[str, Any] = {"history": [], "selected_epoch": None}
+    opponents: dict[str, dict[str, Any]] = {}
     if config.weights:
         target = _given(config, target, split, device)
     else:
-        start_from = copy.deepcopy(target)  # for other processes, which share its memory
         task = (split, defenses, perceptual, seed, device)
-        together_with = 1 if device.type == "meta" else devices
-        with together(together_with, device, _train_along, config, start_from, *task) as ranks:
-            trainer = _trainer(ranks, config, target, *task)
-            learned = _fit(trainer, split.validation, work or Work.scratch())
-        trainer.finish()
-        learned["numerics"] = trainer.numerics
+        learned, opponents = _learn(config, target, task, devices, work or Work.scratch())
     target.module.eval()
-    info = _info(config, target, split, defenses, seed) | learned
+    info = _info(config, target, split, defenses, seed, opponents) | learned
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
+
+
+def _learn(
+    config: Training, target: Target, task: tuple[Any, ...], devices: int, work: Work
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Train a target and complete it; return what was recorded, and facts of the opponents."""
+    split, defenses, _, _, device = task
+    start_from = copy.deepcopy(target)  # for other processes, which share its memory
+    together_with = 1 if device.type == "meta" else devices
+    with together(together_with, device, _train_along, config, start_from, *task) as ranks:
+        trainer = _trainer(ranks, config, target, *task)
+        learned = _fit(trainer, split.validation, work)
+    trainer.finish()
+    for defense in defenses:
+        defense.complete(target, split)
+    return learned | {"numerics": trainer.numerics}, trainer.opponent_facts()
 
 
 def _stage_facts(stage: FirstStage, start: Target) -> dict[str, Any]:
@@ -164,11 +176,13 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> dict[str, Any]:
     """Train all epochs, load the selected weights, and return the history and their epoch."""
     config, module = trainer.config, trainer.target.module
     history, best, chosen = History(), dict[str, Tensor](), -1
+    opponents: dict[str, Tensor] = {}  # of the chosen epoch, as `best` is
     if saved := trainer.ranks.broadcast(work.load("training")):
         tensors, values = saved
         history, chosen = values["history"], values["chosen"]
         trainer.restore(tensors)
         best = under_prefix("best", tensors)
+        opponents = under_prefix("best_opponents", tensors)
     for epoch in range(len(history), config.epochs):
         progress = TrainingProgress(epoch, config.epochs)
         row = trainer.epoch(progress)
@@ -183,17 +197,29 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> dict[str, Any]:
         strong = compose.at_full_strength(trainer.defenses, progress)
         if config.keep == "last" or (better and strong):
             chosen = epoch
-            best = {name: value.detach().clone() for name, value in module.state_dict().items()}
+            best = _copied(module.state_dict())
+            opponents = _copied(trainer.opponent_tensors())
         if epoch + 1 < config.epochs:
             tensors = trainer.tensors() | with_prefix("best", best)
+            tensors |= with_prefix("best_opponents", opponents)
             work.save("training", tensors, {"history": history, "chosen": chosen})
         work.progress(epoch + 1, config.epochs, f"accuracy {score:.3f}")
     module.load_state_dict(best)
+    trainer.restore_opponents(opponents)
     return {"history": history, "selected_epoch": chosen}
 
 
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
 def _info(
-    config: Training, target: Target, split: Split, defenses: Sequence[Defense], seed: int
+    config: Training,
+    target: Target,
+    split: Split,
+    defenses: Sequence[Defense],
+    seed: int,
+    opponents: Mapping[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Describe a trained or loaded target."""
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
@@ -212,6 +238,7 @@ def _info(
         facts = {
             defense.name: defense.facts(target, size)
             | defense.measurements(target, split, seed=seed)
+            | opponents.get(defense.name, {})
             for defense in defenses
         }
         info["facts"] = {name: values for name, values in facts.items() if values}
@@ -221,7 +248,8 @@ def _info(
 def accuracy(target: Target, images: Images) -> float:
     """Return the share of images (or of their attributes) that the target predicts correctly.
 
-    The target is left unchanged. Returns NaN if its outputs are not finite.
+    It is that of the answers it gives away, if a defense changes them. The target is left
+    unchanged. Returns NaN if its outputs are not finite.
     """
     device = device_of(target.module)
     labels = targets_for(target, images)
@@ -231,5 +259,7 @@ def accuracy(target: Target, images: Images) -> float:
             logits = target.module(images.floats(index).to(device))
             if not logits.isfinite().all():
                 return math.nan
+            if changes_answers(target.module):
+                logits = answered(target.module, logits)
             hits += correct(logits.cpu(), labels[index]).double().sum().item()
     return hits / len(images)

@@ -4,8 +4,10 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +78,11 @@ class Trainer:
         self._accelerator = accelerator_for(device, self._precision)
         faster = self._compiled(device) if config.compile else None
         self._module, self._optimizer = self._accelerator.setup(faster or module, rule)
-        opponents = (
-            each.opponent(target, split.public, perceptual, seed=seed) for each in defenses
-        )
-        self._opponents = [opponent for opponent in opponents if opponent]
+        opponents = {
+            each.name: each.opponent(target, split.public, perceptual, seed=seed)
+            for each in defenses
+        }
+        self._opponents = {name: opponent for name, opponent in opponents.items() if opponent}
         self._threaded = device.type != "meta"  # a dry run sees only what its own thread does
         self.numerics = {"precision": self._precision, "compiled": faster is not None}
 
@@ -110,11 +113,11 @@ class Trainer:
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
             for number, (index, images) in enumerate(zip(batches, prepared_batches, strict=True)):
-                for opponent in self._opponents:
+                for opponent in self._opponents.values():
                     opponent.turn(progress, number)
                 self._optimizer.zero_grad(set_to_none=True)
                 if len(index):
-                    record.add(number, self._backward(index, images, progress))
+                    record.add(number, self._backward(index, images, progress, number))
                 self._optimizer.step()
         return record.means()
 
@@ -128,14 +131,27 @@ class Trainer:
         tensors = with_prefix("module", self.target.module.state_dict())
         tensors |= with_prefix("optimizer", optimizer_tensors(self._optimizer))
         tensors |= with_prefix("accelerator", self._accelerator.tensors())
-        for number, opponent in enumerate(self._opponents):
+        return tensors | self.opponent_tensors()
+
+    def opponent_tensors(self) -> dict[str, Tensor]:
+        """Return the state of the opponents alone."""
+        tensors: dict[str, Tensor] = {}
+        for number, opponent in enumerate(self._opponents.values()):
             tensors |= with_prefix(f"opponent{number}", opponent.tensors())
         return tensors
 
+    def restore_opponents(self, tensors: dict[str, Tensor]) -> None:
+        """Load what `opponent_tensors` returned."""
+        for number, opponent in enumerate(self._opponents.values()):
+            opponent.restore(under_prefix(f"opponent{number}", tensors))
+
+    def opponent_facts(self) -> dict[str, dict[str, Any]]:
+        """Return what the opponents say of the trained network, by the names of the defenses."""
+        return {name: opponent.facts() for name, opponent in self._opponents.items()}
+
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Load what `tensors` returned."""
-        for number, opponent in enumerate(self._opponents):
-            opponent.restore(under_prefix(f"opponent{number}", tensors))
+        self.restore_opponents(tensors)
         self.target.module.load_state_dict(under_prefix("module", tensors))
         restore_optimizer(self._optimizer, under_prefix("optimizer", tensors))
         self._accelerator.restore(under_prefix("accelerator", tensors))
@@ -156,27 +172,39 @@ class Trainer:
 
         All processes draw for the whole batch, as one does alone.
         """
-        part = self.ranks.part(len(index))
-        changes = changes_of(self.config, len(index), self._shown.images.shape, rng).rows(part)
+        part, shape = self.ranks.part(len(index)), self._shown.images.shape
+        drawn = [changes_of(self.config, len(index), shape, rng)]
+        drawn += [more for each in self.defenses if (more := each.changes(len(index), shape, rng))]
+        changes = [change.rows(part) for change in drawn]
         batch = prepared(self._shown.images, index[part], changes, self._layout)
         # Only from pinned memory does a copy to a GPU leave the network running.
         return batch.pin_memory() if device_of(self.target.module).type == "cuda" else batch
 
-    def _backward(self, index: Tensor, images: Tensor, progress: TrainingProgress) -> BatchRecord:
+    def _backward(
+        self, index: Tensor, images: Tensor, progress: TrainingProgress, number: int
+    ) -> BatchRecord:
         """Compute the gradients of one batch; return its loss terms and other measurements."""
         images = self._accelerator.to_device(images)
         labels = self._accelerator.to_device(self._shown.labels[index])
-        with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
-            logits = self._module(images)
         # Losses see the whole batch, that of all processes; the plain one reads no images.
-        count, everything = len(index), self.ranks.gathered
+        count, own, everything = len(index), len(images), self.ranks.gathered
+        whole = everything(images, count) if self.defenses else images
+        further = self._companions(whole, progress, number)
+        shown, part = images, self.ranks.part(count)
+        if further:
+            shown = torch.cat([images, *(more[part] for more in further.values())])
+        with capture(self.target.module, tuple(dict.fromkeys(chain(*self._taps)))) as tapped:
+            logits, *others = self._module(shown).tensor_split(1 + len(further))
         logits = everything(logits, count)
-        images = everything(images, count) if self.defenses else images
-        inputs = as_seen(self.target.module, images) if self.defenses else images
+        inputs = as_seen(self.target.module, whole) if self.defenses else images
         # At least single precision: layers in mixed precision return half, which no loss expects.
-        tapped = {name: everything(_wide(output), count) for name, output in tapped.items()}
-        batch = Batch(images, labels, logits, tapped, progress, inputs, *self._whose(index))
-        terms = compose.losses(self.defenses, batch, self._taps, self._opponents)
+        tapped = {name: everything(_wide(out[:own]), count) for name, out in tapped.items()}
+        batch = Batch(whole, labels, logits, tapped, progress, inputs, *self._whose(index))
+        if further:
+            named = zip(further, others, strict=True)
+            more = {name: everything(other, count) for name, other in named}
+            batch = replace(batch, companions=more)
+        terms = compose.losses(self.defenses, batch, self._taps, list(self._opponents.values()))
         loss = sum(
             (term.weight * term.value for term in terms.values()),
             start=torch.zeros((), device=logits.device),
@@ -184,11 +212,20 @@ class Trainer:
         self._accelerator.backward(loss)
         self.ranks.average(self.target.module.parameters())
         known = logits.detach()
-        more = {
+        measured = {
             "logit_norm": known.norm(dim=1).mean(),
             "train_accuracy": correct(known, labels).mean(),
         }
-        return BatchRecord(len(index), loss, terms, more)
+        return BatchRecord(len(index), loss, terms, measured)
+
+    def _companions(
+        self, images: Tensor, progress: TrainingProgress, number: int
+    ) -> dict[str, Tensor]:
+        """Return the images that opponents show together with those of a batch."""
+        further: dict[str, Tensor] = {}
+        for opponent in self._opponents.values():
+            further |= opponent.companions(images, progress, number)
+        return further
 
     def _whose(self, index: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Return which images a defense added, and whom each shows, if one adds images."""

@@ -7,7 +7,7 @@ also under autocast: half precision cannot resolve the kernels' differences. A n
 diverged yields NaN instead of a linear algebra error, and the training loop reports it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from frostglass.core.types import Images, Target
+from frostglass.models.base import as_seen
+from frostglass.runtime.device import device_of
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.hooks import capture
 
 SIGMA = 5.0
 EPSILON = 1e-5
@@ -101,6 +107,30 @@ def measure(name: MeasureName, epsilon: float = EPSILON) -> Measure:
         return Measure(centred, _covariance)
     size = torch.linalg.vector_norm if name == "coco_frobenius" else _spectral
     return Measure(centred, partial(_correlation, size=size))
+
+
+def layer_dependence(
+    target: Target,
+    images: Images,
+    batches: Sequence[Tensor],
+    names: tuple[str, ...],
+    dependence: Measure,
+    sigma: float = SIGMA,
+) -> dict[str, tuple[float, float]]:
+    """Return d(X, Z) and d(Z, Y) of each named layer, the mean over batches of image indices."""
+    device = device_of(target.module)
+    sums = {name: torch.zeros(2) for name in names}
+    for index in batches:
+        pixels = images.floats(index).to(device)
+        with frozen(target.module), torch.no_grad(), capture(target.module, names) as layers:
+            target.module(pixels)
+        seen = dependence.prepare(gaussian_gram(as_seen(target.module, pixels), sigma))
+        labels = dependence.prepare(linear_gram(images.labels[index].to(device)))
+        for name, output in layers.items():
+            layer = dependence.prepare(gaussian_gram(output, sigma))
+            pair = dependence.combine(seen, layer), dependence.combine(layer, labels)
+            sums[name] += torch.stack(pair).cpu() / len(batches)
+    return {name: (pair[0].item(), pair[1].item()) for name, pair in sums.items()}
 
 
 def _trace(one: Tensor, other: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """A simulated attacker: a decoder trained on public images while the network is trained."""
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape, Target
-from frostglass.defenses.base import Batch, Defense, Term, TrainingProgress
+from frostglass.defenses.base import Batch, Defense, Opponent, Term, TrainingProgress
 from frostglass.models.base import noise_images, probe
 from frostglass.models.cut import SQUARE
 from frostglass.models.taps import live_taps
@@ -28,6 +29,11 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import generator_for, seeded
+
+WINDOW, FALL = 20, 0.01  # steps whose mean loss is compared, and the least fall that counts
+COMPARED = 256  # public images on which two decoders are compared
+WORSE = 1.25  # error of the opponent relative to a fresh decoder's, above which it is warned of
+log = logging.getLogger(__name__)
 
 Decode = Callable[[Tensor], Tensor]
 Terms = Callable[[Batch, Decode], dict[str, Term]]
@@ -46,6 +52,14 @@ def released_shape(target: Target) -> tuple[int, ...]:
     return tuple(released(target, images).shape[1:])
 
 
+def settled(losses: Sequence[float]) -> bool:
+    """Return whether the mean of the last losses is hardly below that of those before."""
+    if len(losses) < 2 * WINDOW or len(losses) % WINDOW:
+        return False
+    before, last = sum(losses[-2 * WINDOW : -WINDOW]), sum(losses[-WINDOW:])
+    return last > (1 - FALL) * before
+
+
 @parameters
 class DecoderDefense(Defense):
     """Base of defenses that train the features at the cut against a simulated decoder."""
@@ -56,7 +70,9 @@ class DecoderDefense(Defense):
     decoder_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     decoder_steps: Annotated[int, Field(ge=1)] = 2
     head_start: Annotated[int, Field(ge=0)] = 50
+    epoch_turn: bool = False
     restart_every: Annotated[int, Field(ge=0)] = 0
+    fresh_steps: Annotated[int, Field(ge=0)] = 300
     public_batch: Annotated[int, Field(ge=2)] = 64
 
     takes_attributes = True
@@ -68,22 +84,24 @@ class DecoderDefense(Defense):
         return "mean_square" if self.reduction == "mean" else "batch_norm"
 
     def brief(self) -> Self:
-        return replace(self, decoder_steps=1, head_start=0)
+        fresh = min(self.fresh_steps, 1)
+        return replace(self, decoder_steps=1, head_start=0, epoch_turn=False, fresh_steps=fresh)
 
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         # In the first half the network has met only a decoder that has learned little.
         return not self.couples_samples() or 2 * (progress.epoch + 1) > progress.epochs
 
 
-class SimulatedDecoder:
-    """An `Opponent` that trains a decoder on the features of public images.
+class SimulatedDecoder(Opponent):
+    """Trains a decoder on the features of public images.
 
     It sees the features that the target releases in evaluation mode, standardised over the batch,
     so that scaling them does not help the network. `terms(batch, decode)` returns the terms that
     the network is trained on; `decode` maps features to images by the fixed decoder. The decoder
-    takes `decoder_steps` steps per turn and `head_start` more when it is new. Every
-    `restart_every` epochs (0: never) it starts anew, because a network that fools one decoder need
-    not withstand another. `game` are further options of `DecoderGame`.
+    takes `decoder_steps` steps per turn and `head_start` more when it is new. With `epoch_turn` it
+    also trains at the start of each epoch until its loss settles, at most on as many images as are
+    public. Every `restart_every` epochs (0: never) it starts anew, because a network that fools one
+    decoder need not withstand another. `game` are further options of `DecoderGame`.
     """
 
     def __init__(
@@ -104,19 +122,63 @@ class SimulatedDecoder:
         self._defense, self._target, self._public = defense, target, public
         self._terms, self._seed, self._options = terms, seed, game
         self._shape = released_shape(target)
-        self.game = self._new_game(0)
+        self.game = self._new_game("init", 0)
 
     def turn(self, progress: TrainingProgress, number: int) -> None:
         defense, every = self._defense, self._defense.restart_every
         new = number == 0 and (progress.epoch == 0 or (every and progress.epoch % every == 0))
         if new and progress.epoch:
-            self.game = self._new_game(progress.epoch)
-        for step in range(defense.decoder_steps + (defense.head_start if new else 0)):
-            rng = generator_for(self._seed, "simulated", progress.epoch, number, step)
-            index = torch.randint(len(self._public), (defense.public_batch,), generator=rng)
-            images = self._public.floats(index).to(device_of(self._target.module))
-            features = standardised(released(self._target, images), self._target.image_shape)
-            self.game.step(features, images)
+            self.game = self._new_game("init", progress.epoch)
+        steps = defense.decoder_steps + (defense.head_start if new else 0)
+        self._train(self.game, steps, "simulated", progress.epoch, number)
+        if defense.epoch_turn and number == 0:
+            most = math.ceil(len(self._public) / defense.public_batch)
+            self._train(self.game, most, "epoch turn", progress.epoch, settling=True)
+
+    def _train(
+        self, game: DecoderGame, steps: int, *path: str | int, settling: bool = False
+    ) -> None:
+        """Take steps on public images; `settling` ends them when the loss falls no more."""
+        losses: list[float] = []
+        for step in range(steps):
+            rng = generator_for(self._seed, *path, step)
+            size = (self._defense.public_batch,)
+            images = self._floats(torch.randint(len(self._public), size, generator=rng))
+            losses.append(game.step(self._features(images), images))
+            if settling and settled(losses):
+                break
+
+    def _floats(self, index: Tensor) -> Tensor:
+        return self._public.floats(index).to(device_of(self._target.module))
+
+    def _features(self, images: Tensor) -> Tensor:
+        return standardised(released(self._target, images), self._target.image_shape)
+
+    def facts(self) -> dict[str, Any]:
+        """Compare the opponent with a fresh decoder of the trained network; warn if it is worse."""
+        steps = self._defense.fresh_steps
+        if not steps or self._public.pixels.is_meta:
+            return {}
+        fresh = self._new_game("fresh")
+        self._train(fresh, steps, "fresh")
+        own, other = self._error(self.game), self._error(fresh)
+        converged = own <= WORSE * other
+        if not converged:
+            log.warning(
+                "%s: its decoder ends at an error of %.4f, where a fresh one reaches %.4f in %d "
+                "steps: the game has not converged; try pretrain, epoch_turn, more decoder_steps "
+                "or a larger decoder_lr",
+                self._defense.name, own, other, steps,
+            )  # fmt: skip
+        return {"opponent_error": own, "fresh_error": other, "converged": converged}
+
+    def _error(self, game: DecoderGame) -> float:
+        """Return a decoder's mean squared error on some public images."""
+        rng = generator_for(self._seed, "simulated", "error")
+        index = torch.randperm(len(self._public), generator=rng)[:COMPARED]
+        images = self._floats(index)
+        with torch.no_grad():
+            return (game.decoder(self._features(images)) - images).square().mean().item()
 
     def losses(self, batch: Batch) -> dict[str, Term]:
         return self._terms(
@@ -130,8 +192,8 @@ class SimulatedDecoder:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.game.restore(tensors)
 
-    def _new_game(self, epoch: int) -> DecoderGame:
-        with seeded(self._seed, "simulated", "init", epoch):
+    def _new_game(self, *path: str | int) -> DecoderGame:
+        with seeded(self._seed, "simulated", *path):
             return DecoderGame(
                 self._shape,
                 self._target.image_shape,

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -12,7 +12,16 @@ from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Target
-from frostglass.defenses.base import Batch, Opponent, Part, Term, TrainingSize, defenses, task_loss
+from frostglass.defenses.base import (
+    Batch,
+    Opponent,
+    Part,
+    Stage,
+    Term,
+    TrainingSize,
+    defenses,
+    task_loss,
+)
 from frostglass.defenses.strengths import Range, Real
 from frostglass.defenses.training._simulated import (
     Decode,
@@ -50,7 +59,9 @@ class AdvLearn(DecoderDefense):
         bounded, because the decoder's images are, but the network could still win by scaling its
         features, which any attacker undoes. Batch statistics prevent that, and make the loss
         depend on several samples together. Fixed networks are in evaluation mode. Only epochs of
-        the second half may be selected: before, the decoder has learned little. Crafter's code has
+        the second half may be selected: before, the decoder has learned little. In our runs the
+        decoder of the plain game ends far behind a fresh one (`facts`, `fresh_steps`): `pretrain`,
+        `epoch_turn` and the variant "converging" are additions for that. Crafter's code has
         another form, the variant "crafter"; it begins from a plain training (target.start) and
         normalises its images beyond the range of its decoder.
 
@@ -72,7 +83,14 @@ class AdvLearn(DecoderDefense):
         decoder_perceptual: μ2, published 0 and 1; above 0 it needs a perceptual network.
         head_start: additional steps of a new decoder, so that the network never trains against
             noise.
+        epoch_turn: before each epoch of the network, train the decoder until its loss settles, at
+            most on as many images as are public.
         restart_every: epochs after which a new decoder begins; 0 keeps the first.
+        fresh_steps: steps of a fresh decoder that is trained on the finished network; its error
+            stands beside the opponent's in the target's `facts`, with a warning if the opponent's
+            is a quarter larger. 0 compares nothing.
+        pretrain: epochs of a plain training on the private images to begin from; 0 begins from
+            target.start, or from random weights.
         public_batch: public images in a decoder step.
     """
 
@@ -81,6 +99,7 @@ class AdvLearn(DecoderDefense):
     weighting: Literal["sum", "share"] = "sum"
     decoder_adversarial: Weight = 0.0
     decoder_perceptual: Weight = 0.0
+    pretrain: Annotated[int, Field(ge=0)] = 0
 
     title = "AdvLearn"
     disabled: ClassVar = {"pixel": 0.0, "perceptual": 0.0}
@@ -88,6 +107,16 @@ class AdvLearn(DecoderDefense):
         "published": (
             "the paper's weight and decoder, one step each",
             {"pixel": 4.0, "decoder_form": "adv_learn", "decoder_steps": 1, "head_start": 0},
+        ),
+        "converging": (
+            "a game that comes nearer to its end: a trained network, a decoder that keeps up",
+            {
+                "pretrain": 12,
+                "epoch_turn": True,
+                "decoder_lr": 2e-3,
+                "decoder_steps": 4,
+                "restart_every": 8,
+            },
         ),
         "crafter": (
             "the form in Crafter's code, at the weight of its figures",
@@ -124,11 +153,22 @@ class AdvLearn(DecoderDefense):
         return frozenset({"perceptual"}) if compares else frozenset()
 
     def replaces(self) -> frozenset[Part]:
-        if not self.active:
-            return frozenset()
-        if self.weighting == "share":
-            return frozenset({"training of the encoder", "classification loss"})
-        return frozenset({"training of the encoder"})
+        parts: dict[Part, bool] = {
+            "training of the encoder": True,
+            "classification loss": self.weighting == "share",
+            "starting weights": bool(self.pretrain),
+        }
+        return frozenset(part for part, replaced in parts.items() if self.active and replaced)
+
+    def non_gradient_leakage(self) -> str | None:
+        return "trains on private images first" if self.stage() else None
+
+    def stage(self) -> Stage | None:
+        begins = self.active and self.pretrain
+        return Stage("private", {"epochs": self.pretrain}) if begins else None
+
+    def brief(self) -> Self:
+        return replace(super().brief(), pretrain=min(self.pretrain, 1))
 
     def couples_samples(self) -> bool:
         return self.active

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from frostglass.defenses.training._simulated import (
     build_reader,
     cut_problems,
 )
+from frostglass.defenses.training.mid import noise_of
 from frostglass.models.base import noise_images, probe
 from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.networks.decoder import pixel_distance
@@ -28,6 +29,17 @@ from frostglass.runtime.hooks import capture
 from frostglass.runtime.seeding import seeded
 
 INNER, PRUNER = "inner", "pruner"
+
+
+class RandomScores(nn.Module):
+    """Scores (N, C) that are noise: a function of each feature, the same at every release."""
+
+    def __init__(self, axis: int):
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, features: Tensor) -> Tensor:
+        return noise_of(features.movedim(self.axis + 1, 1).flatten(2).amax(2).detach(), 0)
 
 
 class Pruner(nn.Module):
@@ -44,13 +56,18 @@ class Pruner(nn.Module):
         width: int,
         temperature: float,
         image_shape: Shape = SQUARE,
+        random: bool = False,
     ):
         super().__init__()
         self.axis = channel_axis(feature_shape, image_shape)
         channels = feature_shape[self.axis]
         self.pruned = int(ratio * channels)
         self.temperature = temperature
-        self.scores = build_reader(feature_shape, channels, width=width, image_shape=image_shape)
+        self.scores: nn.Module = (
+            RandomScores(self.axis)
+            if random
+            else build_reader(feature_shape, channels, width=width, image_shape=image_shape)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         scores = self.scores(features)
@@ -124,6 +141,8 @@ class Disco(DecoderDefense):
         alpha: α, published 0.4; 0 prunes for the task alone.
         temperature: T, published 1/30; smaller is harder.
         pruner_width: channels of the pruner's first stage; 128 is ResNet-18's.
+        selection: "learned", or "random": each image loses channels at random, as many, which is
+            the ablation of the pruner; it needs alpha = 0.
         reduction: of L_p: "mean" over squared pixels, or "crafter", the norm of the whole batch's
             difference.
         decoder_form: "mirrored", "adv_learn" or "crafter" (published); see `networks/decoder.py`.
@@ -131,7 +150,12 @@ class Disco(DecoderDefense):
         decoder_lr: Adam's step size for the decoder; published 3e-4.
         decoder_steps: decoder steps before each step of the network.
         head_start: additional steps of a new decoder.
+        epoch_turn: before each epoch of the network, train the decoder until its loss settles, at
+            most on as many images as are public.
         restart_every: epochs after which a new decoder begins; 0 keeps the first.
+        fresh_steps: steps of a fresh decoder that is trained on the finished network; its error
+            stands beside the opponent's in the target's `facts`, with a warning if the opponent's
+            is a quarter larger. 0 compares nothing.
         public_batch: public images in a decoder step.
     """
 
@@ -139,9 +163,11 @@ class Disco(DecoderDefense):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.4
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1 / 30
     pruner_width: Annotated[int, Field(ge=1)] = 128
+    selection: Literal["learned", "random"] = "learned"
 
     title = "Disco"
     disabled: ClassVar = {"ratio": 0.0, "alpha": 0.0}
+    unkeyed: ClassVar = {"selection": "learned"}
     variants: ClassVar = {
         "crafter": (
             "the decoder, its loss and its steps as in Crafter's code, without that code's error",
@@ -164,6 +190,11 @@ class Disco(DecoderDefense):
             raise ValueError(
                 f"alpha {self.alpha} trains a pruner, and ratio 0 inserts none: "
                 "give a ratio above 0, or alpha 0 too"
+            )
+        if self.alpha and self.selection == "random":
+            raise ValueError(
+                f'selection = "random" learns nothing, and alpha {self.alpha} trains a pruner: '
+                "set alpha to 0"
             )
 
     def replaces(self) -> frozenset[Part]:
@@ -190,6 +221,7 @@ class Disco(DecoderDefense):
                 width=self.pruner_width,
                 temperature=self.temperature,
                 image_shape=target.image_shape,
+                random=self.selection == "random",
             ).to(device_of(target.module))
         inner = target.module.get_submodule(target.cut)
         parent, _, name = target.cut.rpartition(".")
@@ -211,7 +243,8 @@ class Disco(DecoderDefense):
                 f"nothing comes after {target.cut}, so that the released features are the "
                 "predictions and no server is needed: cut after an earlier layer"
             ]
-        if not any(weight.requires_grad for weight in self._pruner(target).parameters()):
+        weights = list(self._pruner(target).parameters())
+        if weights and not any(weight.requires_grad for weight in weights):
             return [
                 "another defense froze its pruner: freeze fewer layers, or cut after a later one"
             ]

@@ -31,20 +31,24 @@ class LabelSmoothing(Defense):
     Paper: Struppek et al., Be Careful What You Smooth For, ICLR 2024, arXiv 2310.06549.
     Differs: the official ramp is written for 100 epochs (0 until epoch 50, rising until 75, then
         α); here it is at the same shares of any number of epochs, and as there the ramp reaches
-        only half of α before it jumps. `ramp = false` is constant α, as in MIBench.
+        only half of α before it jumps. `full_from` moves it: the ramp begins at two thirds of
+        that share. `ramp = false` is constant α, as in MIBench.
 
     Args:
         alpha: smoothing factor; published strengths are -0.3, -0.02 and -0.01, 0 is plain
             cross-entropy.
         ramp: use the official schedule.
+        full_from: share of the training after which α is at full strength, officially 0.75.
     """
 
     alpha: Annotated[float, Field(ge=-10, le=1, allow_inf_nan=False)] = -0.05
     ramp: bool = True
+    full_from: Annotated[float, Field(gt=0, lt=1)] = 0.75
 
     title = "LS"
     disabled: ClassVar = {"alpha": 0.0}
     adaptive: ClassVar = ("margin", "poincare")
+    unkeyed: ClassVar = {"full_from": 0.75}
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
@@ -57,14 +61,18 @@ class LabelSmoothing(Defense):
         return frozenset({"classification loss"}) if self.alpha else frozenset()
 
     def alpha_at(self, progress: TrainingProgress) -> float:
-        """Return the factor in this epoch: α(e + 1 - E/2) / (E/2) during the third quarter."""
+        """Return the factor in this epoch: α(e + 1 - B) / (E - B) on a ramp that begins at B.
+
+        Officially that is half of the E epochs, and three quarters are its end.
+        """
         # The official ramp is for negative factors only.
-        if not self.ramp or self.alpha > 0 or progress.fraction >= 0.75:
+        if not self.ramp or self.alpha > 0 or progress.fraction >= self.full_from:
             return self.alpha
-        if progress.fraction < 0.5:
+        share = 2 * self.full_from / 3
+        if progress.fraction < share:
             return 0.0
-        half = progress.epochs / 2
-        return self.alpha * max(0.0, progress.epoch + 1 - half) / half
+        begin = share * progress.epochs
+        return self.alpha * max(0.0, progress.epoch + 1 - begin) / (progress.epochs - begin)
 
     def losses(self, batch: Batch) -> dict[str, Term]:
         if not self.alpha:

@@ -86,8 +86,8 @@ class InformationCritic(nn.Module):
         )
 
 
-class Readers:
-    """An `Opponent` of two networks: one recognises people, one measures image information.
+class Readers(Opponent):
+    """Two networks: one recognises people, one measures image information.
 
     They train after each step of the extractor, on its batch. That batch waits for the next turn
     and is part of a checkpoint.

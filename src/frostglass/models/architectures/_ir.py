@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from frostglass.core.types import Shape
 from frostglass.models.base import check_positive
+from frostglass.models.shortcuts import ResidualBlock, scaled
 
 FACE_EVOLVE = {
     "input_layer.": "stem.",
@@ -35,15 +36,17 @@ FACE_EVOLVE = {
 }
 
 
-class Unit(nn.Module):
+class Unit(ResidualBlock):
     """Batch norm, convolution, PReLU, convolution and batch norm, with a shortcut around them.
 
     The second convolution has the stride. Nothing is in place: per-sample gradients need that.
     """
 
+    projection = "shortcut"
+
     def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.shortcut: nn.Module = nn.MaxPool2d(1, stride)
+        self.shortcut: nn.Module | None = nn.MaxPool2d(1, stride)
         if channels != wide:
             project = nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(project, nn.BatchNorm2d(wide))
@@ -56,7 +59,9 @@ class Unit(nn.Module):
         )
 
     def forward(self, maps: Tensor) -> Tensor:
-        return self.shortcut(maps) + self.residual(maps)
+        if self.shortcut is None:
+            return self.residual(maps)
+        return scaled(self.shortcut(maps), self.shortcut_scale) + self.residual(maps)
 
 
 class IR(nn.Sequential):

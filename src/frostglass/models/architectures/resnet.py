@@ -6,13 +6,16 @@ from torch import Tensor, nn
 
 from frostglass.core.types import Shape
 from frostglass.models.base import check_positive, models
+from frostglass.models.shortcuts import ResidualBlock, scaled
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Two convolutions, each after batch norm and ReLU, with a shortcut around them.
 
     Nothing is in place: per-sample gradients need that.
     """
+
+    projection = "project"
 
     def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
@@ -27,8 +30,11 @@ class Block(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         active = self.relu1(self.norm1(maps))
+        residual = self.conv2(self.relu2(self.norm2(self.conv1(active))))
+        if not self.shortcut_scale:
+            return residual
         shortcut = maps if self.project is None else self.project(active)
-        return shortcut + self.conv2(self.relu2(self.norm2(self.conv1(active))))
+        return scaled(shortcut, self.shortcut_scale) + residual
 
 
 @models.register

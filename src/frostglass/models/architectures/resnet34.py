@@ -6,17 +6,20 @@ from torch import Tensor, nn
 
 from frostglass.core.types import Shape
 from frostglass.models.base import check_positive, models
+from frostglass.models.shortcuts import ResidualBlock, scaled
 from frostglass.models.taps import Tapped
 
 STAGES = ((1, 3), (2, 4), (4, 6), (8, 3))  # channels as multiples of the width, and blocks
 EMBEDDING = 50
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Two convolutions with batch norm, a shortcut around them, then ReLU.
 
     Nothing is in place: per-sample gradients need that.
     """
+
+    projection = "project"
 
     def __init__(self, channels: int, wide: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +34,10 @@ class Block(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         residual = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(maps)))))
-        return self.relu2(residual + (maps if self.project is None else self.project(maps)))
+        if self.shortcut_scale:
+            shortcut = maps if self.project is None else self.project(maps)
+            residual = residual + scaled(shortcut, self.shortcut_scale)
+        return self.relu2(residual)
 
 
 class ResNet34(Tapped):

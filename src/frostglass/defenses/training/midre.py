@@ -1,0 +1,89 @@
+"""MIDRE: a random part of each training image is erased."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from frostglass.core.parameters import parameters
+from frostglass.core.types import Shape, Target
+from frostglass.data._augment import LUMA, Changes
+from frostglass.defenses.base import Defense, TrainingSize, defenses
+from frostglass.defenses.strengths import Range, Real
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+
+
+@defenses.register
+@parameters
+class Midre(Defense):
+    """Random erasing: the network never sees a whole training image, so it cannot learn one.
+
+    Every time a training image is shown, a box of it is filled with one colour: a share
+    a ~ U(low, high) of the area, of the image's own proportions, anywhere inside. The loss and the
+    network stay as they are, and the trained network takes whole images.
+
+    Paper: Tran, Nguyen et al., Random Erasing vs. Model Inversion: A Promising Defense or a False
+        Hope?, TMLR 2025, arXiv 2409.01062.
+    Differs: the published code erases squares, of images that are square; a box of the image's
+        proportions is the same there, and any share fits into other images too. That code erases
+        after it has normalised images, so the numbers of ImageNet's mean, which it fills in, are a
+        lighter grey there (0.74, 0.73 and 0.70 in [0, 1]); here the box has ImageNet's mean
+        colour. Sides are rounded to pixels and leave at least one row and column.
+
+    Args:
+        low: least share of the area that is erased, published 0.1.
+        high: greatest share; published 0.4 and 0.8. 0 disables the defense.
+        fill: colour of the box, a number in [0, 1] for each channel; by default ImageNet's mean
+            (0.485, 0.456, 0.406), and its luma for grey images.
+    """
+
+    low: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    high: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    fill: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+
+    title = "MIDRE"
+    disabled: ClassVar = {"low": 0.0, "high": 0.0}
+    takes_attributes = True
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(
+                f"low must be at most high, got {self.low} and {self.high}: exchange them"
+            )
+
+    @classmethod
+    def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
+        return {"high": Real(0.1, 0.8)}
+
+    def problems(self, target: Target, size: TrainingSize) -> list[str]:
+        channels = target.image_shape[0]
+        if not self.high or not self.fill or len(self.fill) == channels:
+            return []
+        return [
+            f"fill needs a number for each of {channels} channels, got {len(self.fill)}: "
+            "give as many, or leave it out"
+        ]
+
+    def changes(self, count: int, image_shape: Shape, rng: torch.Generator) -> Changes | None:
+        if not self.high:
+            return None
+        channels, *sides = image_shape
+        share = self.low + (self.high - self.low) * torch.rand(count, generator=rng)
+        lengths, places = [], []
+        for side in sides:
+            length = (share.sqrt() * side).round().long().clamp(1, max(1, side - 1))
+            room = side - length + 1
+            lengths.append(length)
+            places.append((torch.rand(count, generator=rng) * room).long())
+        return Changes(
+            covered=torch.stack([*places, *lengths], 1), fill=self.fill or _mean_colour(channels)
+        )
+
+
+def _mean_colour(channels: int) -> tuple[float, ...]:
+    """Return ImageNet's mean, or its grey for images without colours."""
+    if channels == len(IMAGENET_MEAN):
+        return IMAGENET_MEAN
+    return (sum(part * value for part, value in zip(LUMA, IMAGENET_MEAN, strict=True)),)
