@@ -11,6 +11,7 @@ from frostglass.attacks import Descent, ModelAttack, attacks, invert, prior_only
 from frostglass.attacks._search import runner
 from frostglass.attacks._search.query_budget import most_queries
 from frostglass.attacks._search.styled import StyleDescent
+from frostglass.attacks._search.wrapped import WrappedAttack
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import AccessError, ConfigError
 from frostglass.core.method import AuditSize
@@ -70,6 +71,16 @@ SMALL = {
     "modes": {"base": BASE, "candidates": 3, "keep": 2},
     "plgmi": {"steps": 6, "candidates": 3, "keep": 2},
     "ppa": {"steps": 6, "pool": 40, "candidates": 3, "keep": 2, "lr": 0.05, "trials": 2},
+    "ppdgmi": {
+        "base": BASE,
+        "searches": 3,
+        "keep": 2,
+        "points": 2,
+        "inversion": 4,
+        "tuning": 4,
+        "tuning_batch": 8,
+        "critic_steps": 1,
+    },
     "repel": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2},
     "unlearn": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2, "tuning": 4, "references": 8},
     "vmi": {
@@ -187,9 +198,12 @@ VARIANTS = [(name, variant) for name in NAMES for variant in attacks.get(name).v
 def test_every_variant_runs_and_says_why(name, variant):
     why, sets = attacks.get(name).variants[variant]
     assert len(why) > 20
-    attack = attacks.get(name)(
-        **{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2}
-    )
+    if issubclass(attacks.get(name), WrappedAttack):
+        attack = attacks.get(name)(**{**sets, **SMALL[name]})
+    else:
+        attack = attacks.get(name)(
+            **{**SMALL[name], **sets, "steps": 2, "lr": 1e-3, "candidates": 2, "keep": 2}
+        )
     # Attacks on styles have variants that need the layers of a StyleGAN2.
     known = styled_prior() if isinstance(attack, StyleDescent) else usable(name)
     assert run(attack, (target(), known)).images.isfinite().all()
@@ -372,7 +386,7 @@ def test_what_is_not_finite_ranks_last_and_is_marked(name, monkeypatch):
 
 ITERATIONS = {
     "steps", "pool", "trials", "generations", "population", "tries", "block_steps", "max_queries",
-    "candidates", "keep", "base", "tuning",
+    "candidates", "keep", "base", "tuning", "inversion",
 }  # fmt: skip
 # Parameters at which a naive brief copy would be invalid.
 TIGHT = {

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.modes import Modes
     from frostglass.attacks.model.plgmi import Plgmi
     from frostglass.attacks.model.ppa import Ppa
+    from frostglass.attacks.model.ppdgmi import Ppdgmi
     from frostglass.attacks.model.repel import Repel
     from frostglass.attacks.model.unlearn import Unlearn
     from frostglass.attacks.model.vmi import Vmi
