@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.ifgmi import Ifgmi
     from frostglass.attacks.model.kedmi import Kedmi
     from frostglass.attacks.model.known import Known
+    from frostglass.attacks.model.lokt import Lokt
     from frostglass.attacks.model.lomma import Lomma
     from frostglass.attacks.model.members import Members
     from frostglass.attacks.model.mirror import Mirror
