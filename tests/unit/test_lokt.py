@@ -180,3 +180,24 @@ def test_what_the_target_calls_y_comes_first_and_costs_one_query_each():
     hits = result.confidence  # labels alone: 1 or 0
     assert set(hits.unique().tolist()) == {0.0, 1.0}
     assert (hits.diff(dim=1) <= 0).all()
+
+
+def test_the_simpler_networks_start_as_the_generator_without_classes():
+    method = Tacgan(latent=100, width=48, network="dcgan", start="faces32", critic_width=40)
+    start = method.starting_prior((3, 32, 32))
+    generator, critic = method.networks((3, 32, 32), 5)
+    generator.adopt(start.generator)
+    critic.adopt(start.critic)
+    latents, labels = torch.randn(4, 100, generator=rng()), torch.tensor([0, 1, 4, 4])
+    for module in (generator, critic, start.generator, start.critic):
+        module.eval()
+    with torch.no_grad():
+        images = start.generator(latents)
+        assert torch.allclose(generator(latents, labels), images, atol=1e-5)
+        assert torch.allclose(critic.body(images), start.critic[:-2](images))
+        scores, logits = critic(images)
+    assert (scores.shape, logits.shape) == ((4,), (4, 5))
+    with pytest.raises(ConfigError, match='holds the networks of network = "dcgan", got'):
+        Tacgan(start="faces32")
+    with pytest.raises(ConfigError, match="expected latent 128, width 48"):
+        Tacgan(network="dcgan", start="faces32", width=48).untrained((3, 32, 32), 5)

@@ -34,6 +34,7 @@ METHODS = [
         ("stylegan2", {**STYLES, "path": 2.0}),
         ("students", STUDENTS),
         ("tacgan", {**GAN, "warmup": 2}),
+        ("tacgan", {**GAN, "warmup": 2, "network": "dcgan"}),
         ("surrogates", {**SURROGATES, "per_class": 5}),
         ("pretrained", {"weights": "faces32", "resize": True}),
     )

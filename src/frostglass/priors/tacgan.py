@@ -1,7 +1,8 @@
 """T-ACGAN, the prior of LOKT: a generator of each class that learns from the target's labels."""
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,18 @@ from frostglass.core.prior import Condition, Prior
 from frostglass.core.types import Shape
 from frostglass.core.views import Capability
 from frostglass.priors._gan import SHEET, ConvGanMethod, GanTraining, check_square, draw
+from frostglass.priors._labelled_dcgan import ClassifyingDcgan, LabelledDcgan
 from frostglass.priors._residual import ClassifyingCritic, LabelledGenerator
+from frostglass.priors._start import read_start
 from frostglass.priors.base import priors
+from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime.seeding import generator_for
 from frostglass.store.files import Work
+
+NETWORKS: dict[str, tuple[Any, Any]] = {
+    "residual": (LabelledGenerator, ClassifyingCritic),
+    "dcgan": (LabelledDcgan, ClassifyingDcgan),
+}
 
 
 class TacganTraining(GanTraining["Tacgan"]):
@@ -26,6 +35,13 @@ class TacganTraining(GanTraining["Tacgan"]):
 
     def prepare(self) -> None:
         self.queries_before = self.target.queries
+        self.started_from = self.method.starting_prior(self.public.shape)
+        if self.started_from:
+            assert isinstance(self.generator, LabelledDcgan)  # as `Tacgan` checks
+            assert isinstance(self.critic, ClassifyingDcgan)
+            self.generator.adopt(self.started_from.generator)
+            if self.started_from.critic is not None:
+                self.critic.adopt(self.started_from.critic)
 
     @property
     def guided(self) -> bool:
@@ -71,13 +87,17 @@ class TacganTraining(GanTraining["Tacgan"]):
         # A resumed training also counts the queries of the steps before it was stopped.
         asked = self.queries_per_image * self.method.target_images(len(self.public))
         self.target.queries = self.queries_before + asked
-        return replace(prior, info={**prior.info, "queries": asked})
+        prior = replace(prior, info={**prior.info, "queries": asked})
+        if self.started_from is None:
+            return prior
+        seen = torch.cat([prior.seen_identities, self.started_from.seen_identities])
+        return replace(prior, seen_identities=seen.unique())
 
 
 class ClassHead(nn.Module):
     """The classes that a critic sees in images, as logits (N, K)."""
 
-    def __init__(self, critic: ClassifyingCritic):
+    def __init__(self, critic: nn.Module):
         super().__init__()
         self.critic = critic
 
@@ -95,18 +115,23 @@ class Tacgan(ConvGanMethod):
     Critic: E σ(D(G(z, y))) + E σ(-D(x)) + α · E CE(C(G(z, y)), T(G(z, y))), y uniform.
     Generator: E σ(-D(G(z, y))) + α · E CE(C(G(z, y)), y). In the `warmup` α is 0.
     C ∘ D imitates the target, and comes with the prior as its student. The critic steps come after
-    each generator step. Networks are those of PLG-MI; the critic's two heads are linear. Adam's
-    betas are (0, 0.9).
+    each generator step. Networks are those of PLG-MI, or of GMI; the critic's two heads are
+    linear. Adam's betas are (0, 0.9).
 
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer (LOKT), NeurIPS
     2023, arXiv 2310.19342.
     Differs: D ends in a logit, where the published one ends in a sigmoid whose cross-entropy is
     the same loss. Generated and real images pass the critic together, with one power iteration of
-    its spectral norms. The published generator ends in tanh; ours in a sigmoid. `average` and
-    `cooldown` are our options. The published settings ask the target for 12 million labels.
+    its spectral norms. The published generator ends in tanh; ours in a sigmoid. `average`,
+    `cooldown` and `start` are our options. The published settings ask the target for 12 million
+    labels.
 
     Args:
         guidance: α, the weight of classes.
+        network: "residual", PLG-MI's networks, published; "dcgan", GMI's with class-conditional
+            batch norm, which the published code has too.
+        start: for "dcgan": an embedded prior's name or the path of a prior file, from whose
+            generator training starts, and from whose critic if it has the same width.
         warmup: first steps without classes; 1,000 published for CelebA, 2,000 for FFHQ, 3,000 for
             FaceScrub, 6,000 for PubFig.
     """
@@ -116,6 +141,8 @@ class Tacgan(ConvGanMethod):
     batch: Annotated[int, Field(ge=2)] = 128
     guidance: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.5
     warmup: Annotated[int, Field(ge=0)] = 1_000
+    network: Literal["residual", "dcgan"] = "residual"
+    start: str | None = None
 
     title: ClassVar[str] = "T-ACGAN (LOKT)"
     tied: ClassVar[bool] = True
@@ -132,16 +159,38 @@ class Tacgan(ConvGanMethod):
                 f"warmup ({self.warmup}) must be less than steps ({self.steps}): the target would "
                 "never be asked"
             )
+        if self.start is not None and self.network != "dcgan":
+            raise ValueError(
+                f'start: {self.start} holds the networks of network = "dcgan", got '
+                f"{self.network!r}: set it, or leave start out"
+            )
 
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Module, nn.Module]:
         check_square(self.name, image_shape)
-        generator = LabelledGenerator(self.latent, self.width, image_shape, classes)
-        return generator, ClassifyingCritic(self.critic_width or self.width, image_shape, classes)
+        generator, critic = NETWORKS[self.network]
+        width = self.critic_width or self.width
+        return (
+            generator(self.latent, self.width, image_shape, classes),
+            critic(width, image_shape, classes),
+        )
+
+    def files(self) -> list[Path]:
+        return [] if self.start is None else Pretrained(weights=self.start).files()
+
+    def untrained(self, image_shape: Shape, classes: int) -> Prior:
+        self.starting_prior(image_shape)
+        return super().untrained(image_shape, classes)
+
+    def starting_prior(self, image_shape: Shape) -> Prior | None:
+        """Read the prior named by `start`; refuse it if its generator has another shape."""
+        if self.start is None:
+            return None
+        return read_start(self.start, self.latent, self.width, image_shape)
 
     def prior(
         self, generator: nn.Module, critic: nn.Module | None, image_shape: Shape, classes: int
     ) -> Prior:
-        assert isinstance(critic, ClassifyingCritic)  # as `networks` makes it
+        assert critic is not None  # as `networks` makes one
         made = super().prior(generator, critic, image_shape, classes)
         return replace(made, students=(ClassHead(critic).eval(),))
 

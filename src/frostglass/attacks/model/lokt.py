@@ -13,7 +13,7 @@ from frostglass.attacks.base import attacks
 from frostglass.attacks.model.plgmi import Plgmi
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget, Variants
-from frostglass.core.objective import class_margins, loss_of
+from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -80,8 +80,7 @@ class Lokt(Plgmi):
         shown = [viewed(images, rng.uniform(DRAWS)) for _ in range(self.shown)] or [images]
         seen = [[student(each) for each in shown] for student in prior.students]
         losses = [
-            torch.stack([loss_of(self.loss, each, labels, aim=self.aim) for each in logits]).sum(0)
-            for logits in seen
+            torch.stack([self.loss_from(each, labels) for each in logits]).sum(0) for logits in seen
         ]
         sure = [confidence(each, labels) for logits in seen for each in logits]
         return torch.stack(losses).mean(0), torch.stack(sure).mean(0)
