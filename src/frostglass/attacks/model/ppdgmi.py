@@ -48,8 +48,8 @@ class Ppdgmi(WrappedAttack):
     the GAN on: critic and generator take turns as in WGAN-GP, and public images with x̂ among them
     are the real ones. Neither the prior nor the target is changed.
 
-    Paper: Peng et al., Pseudo-Private Data Guided Model Inversion Attacks, NeurIPS 2024, arXiv
-        2409.18104.
+    Paper: Peng et al., Pseudo-Private Data Guided Model Inversion Attacks, NeurIPS 2024, OpenReview
+        pyqPUf36D2.
     Differs: φ are layers of VGG-16 in the published code, here those of an embedder of public
         people, or pixels. Published for StyleGAN2 are the first three measures, and "vanilla" for
         other generators; here the first three serve both, with latents in place of styles. The
