@@ -107,6 +107,7 @@ LOKT_GAN = {
     "steps": 300,
     "warmup": 10,
 }
+SLOW = ("lokt", "ppdgmi")  # a prior that is trained, a generator that is tuned for each person
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
 
 
@@ -180,8 +181,7 @@ def test_prior_only_draws_are_recognised_no_more_than_by_chance(world):
 @pytest.mark.parametrize(
     "name",
     [
-        # The prior of LOKT takes minutes.
-        pytest.param(name, marks=[pytest.mark.slow] if name == "lokt" else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name in attacks.names()
         if attacks.get(name).surface == "model"
     ],
