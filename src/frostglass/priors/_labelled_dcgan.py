@@ -19,8 +19,9 @@ class LabelledDcgan(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList()
         for layer in build_generator(latent, width, image_shape):
-            normed = isinstance(layer, nn.BatchNorm2d)
-            self.layers.append(LabelledNorm(layer.num_features, classes) if normed else layer)
+            if isinstance(layer, nn.BatchNorm2d):
+                layer = LabelledNorm(layer.num_features, classes)
+            self.layers.append(layer)
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
         maps = latents
