@@ -177,6 +177,9 @@ def test_what_the_target_calls_y_comes_first_and_costs_one_query_each():
     attack = Lokt(steps=3, candidates=16, keep=16)
     result = invert(attack, view, Assets(prior=known), people=range(4), work=NoWork())
     assert result.queries == view.queries == 4 * 16
+    fitted = replace(known, info={"queries": 1000})  # what its prior asked counts too
+    again = invert(attack, labels_only(), Assets(prior=fitted), people=range(4), work=NoWork())
+    assert again.queries == 1000 + 4 * 16
     hits = result.confidence  # labels alone: 1 or 0
     assert set(hits.unique().tolist()) == {0.0, 1.0}
     assert (hits.diff(dim=1) <= 0).all()

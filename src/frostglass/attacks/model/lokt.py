@@ -1,6 +1,7 @@
 """LOKT: label-only model inversion through surrogates."""
 
 import math
+from dataclasses import replace
 from typing import ClassVar, NoReturn
 
 import torch
@@ -9,15 +10,18 @@ from torch import Tensor
 from frostglass.attacks._search.descent import PUBLISHED, confidence
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.start import Bonus
-from frostglass.attacks.base import attacks
+from frostglass.attacks.base import View, attacks
 from frostglass.attacks.model.plgmi import Plgmi
+from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget, Variants
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
+from frostglass.core.types import Reconstructions
 from frostglass.core.views import ModelView
 from frostglass.data._augment import DRAWS, viewed
+from frostglass.store.files import Work
 
 
 @attacks.register
@@ -27,9 +31,10 @@ class Lokt(Plgmi):
 
     L(z) = mean over surrogates S of Σ over `shown` independent views v of loss(S(v(G(z, y))), y).
     The target is not asked in a search: it has labelled images for the prior before, and labels
-    what was found. Candidates that it calls y come first, then those of the largest margin of the
-    surrogates. `prior.name = "surrogates"` on `tacgan` is the published attack; `tacgan` alone has
-    the head of its critic as the only surrogate, the paper's C ∘ D.
+    what was found; both are counted as queries. Candidates that it calls y come first, then those
+    of the largest margin of the surrogates. `prior.name = "surrogates"` on `tacgan` is the
+    published attack; `tacgan` alone has the head of its critic as the only surrogate, the paper's
+    C ∘ D.
 
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer, NeurIPS 2023,
         arXiv 2310.19342.
@@ -64,6 +69,13 @@ class Lokt(Plgmi):
             "query_budget: lokt asks the target while its prior is fitted, which a budget does not "
             "limit: remove it, and set prior.steps and prior.per_class"
         )
+
+    def run(
+        self, view: View, assets: Assets, people: Tensor, *, seed: int, work: Work
+    ) -> Reconstructions:
+        result = super().run(view, assets, people, seed=seed, work=work)
+        asked = assets.require_prior().info.get("queries", 0)  # of this target, for this attack
+        return replace(result, queries=result.queries + asked)
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)
