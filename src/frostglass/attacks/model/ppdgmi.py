@@ -46,7 +46,8 @@ class Ppdgmi(WrappedAttack):
     style, and then minimise d(φ(G'(w)), φ(x̂)) over the weights of the copy G'. d is the mean
     squared distance, the conditional transport or the squared MMD of two sets. "vanilla" trains
     the GAN on: critic and generator take turns as in WGAN-GP, and public images with x̂ among them
-    are the real ones. Neither the prior nor the target is changed.
+    are the real ones. Neither the prior nor the target is changed. Latents of the result are those
+    of the copies, which are not kept.
 
     Paper: Peng et al., Pseudo-Private Data Guided Model Inversion Attacks, NeurIPS 2024, OpenReview
         pyqPUf36D2.
