@@ -16,6 +16,7 @@ from frostglass.priors.base import check_unseen
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import Students
+from frostglass.priors.surrogates import Surrogates
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 from worlds import NoWork
@@ -70,6 +71,17 @@ CASES = {
     "modes": {"base": BASE, "candidates": 6, "keep": 1},
     "members": {"base": BASE, "candidates": 3, "keep": 3},
     "known": {"base": BASE, "attribute": "glasses", "candidates": 3, "keep": 1},
+    "ppdgmi": {
+        "base": BASE,
+        "features": "pixels",
+        "searches": 3,
+        "points": 2,
+        "keep": 1,
+        "inversion": 20,
+        "tuning": 10,
+        "reselect": False,
+    },
+    "lokt": {"shown": 1, "steps": 60, "candidates": 3, "keep": 3},
     # Their first guess: without decoys there is nobody else to find.
     "repel": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1},
     "unlearn": {
@@ -82,6 +94,20 @@ CASES = {
     },
 }
 
+LOKT_GAN = {
+    "network": "dcgan",
+    "start": "faces32",
+    "latent": 100,
+    "width": 48,
+    "critic_width": 40,
+    "batch": 32,
+    "critic_steps": 1,
+    "lr": 1e-3,
+    "average": 0.98,
+    "steps": 300,
+    "warmup": 10,
+}
+SLOW = ("lokt", "ppdgmi")  # a prior that is trained, a generator that is tuned for each person
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
 
 
@@ -153,7 +179,12 @@ def test_prior_only_draws_are_recognised_no_more_than_by_chance(world):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in attacks.names() if attacks.get(name).surface == "model"]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in attacks.names()
+        if attacks.get(name).surface == "model"
+    ],
 )
 def test_an_attack_breaks_an_undefended_model(world, name):
     attack, prior = (
@@ -165,6 +196,10 @@ def test_an_attack_breaks_an_undefended_model(world, name):
         prior = taught.train(
             world.split.public, world.target.view(["gradients"]), base=prior, work=NoWork()
         )
+    if name == "lokt":
+        base = {"name": "tacgan", **LOKT_GAN}
+        taught = Surrogates(base=base, students=STUDENT, epochs=4, batch=32, lr=0.05, per_class=60)
+        prior = taught.train(world.split.public, world.target.view(["labels"]), work=NoWork())
     lifts, sure = lift(world, attack, prior)
     assert sure > SURE
     assert min(lifts) >= LEAST

@@ -78,7 +78,7 @@ def test_a_network_that_indexes_into_a_sequential_is_attacked_unfolded(monkeypat
 def test_sizes_of_shards_need_little_padding(batch, candidates, people, searches, monkeypatch):
     gmi = Gmi(steps=1, batch=batch, candidates=candidates, keep=1)
     assert people_per_shard(gmi.rows, gmi.batch_multiple, candidates, people) == people
-    sizes, read_out = [], runner._read_out
+    sizes, read_out = [], runner.read_out
     module = nn.Sequential(nn.Flatten(), nn.Linear(768, 80))
     classes = tuple(map(str, range(80)))
     wide = Target(module=module, classes=classes, image_shape=(3, 16, 16), head="1", key="wide")
@@ -87,7 +87,7 @@ def test_sizes_of_shards_need_little_padding(batch, candidates, people, searches
         sizes.append(len(latents))
         return read_out(view, recipe, prior, latents, *more)
 
-    monkeypatch.setattr(runner, "_read_out", recorded)
+    monkeypatch.setattr(runner, "read_out", recorded)
     assets, view = Assets(prior=prior()), wide.view(["gradients"])
     invert(gmi, view, assets, people=range(people), seed=0, work=NoWork())
     assert sizes == searches

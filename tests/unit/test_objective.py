@@ -18,6 +18,16 @@ def test_values_by_hand():
     assert ce(LOGITS, LABELS)[0].item() == pytest.approx(math.log(total) - 2.0)
 
 
+def test_a_smoothed_label_by_hand():
+    logs = LOGITS[0].log_softmax(0).tolist()
+    expected = -0.7 * logs[0] - 0.1 * sum(logs[1:])
+    assert ce(LOGITS, LABELS, 0.3)[0].item() == pytest.approx(expected)
+    for name, changed in (("ce", True), ("margin", False)):
+        plain = loss_of(name, LOGITS, LABELS, aim=0.5)
+        smoothed = loss_of(name, LOGITS, LABELS, aim=0.5, smoothing=0.3)
+        assert torch.equal(plain, smoothed) != changed
+
+
 def test_poincare_by_definition():
     u = [v / 3.5 for v in (2.0, -1.0, 0.5, 0.0)]
     v = [1 - 1e-4, 0.0, 0.0, 0.0]

@@ -22,6 +22,7 @@ STUDENTS = {
     "batch": 8,
     "statistics": 20,
 }
+SURROGATES = {key: value for key, value in STUDENTS.items() if key != "statistics"}
 METHODS = [
     priors.get(name)(**values)
     for name, values in (
@@ -32,6 +33,9 @@ METHODS = [
         ("context", GAN),
         ("stylegan2", {**STYLES, "path": 2.0}),
         ("students", STUDENTS),
+        ("tacgan", {**GAN, "warmup": 2}),
+        ("tacgan", {**GAN, "warmup": 2, "network": "dcgan"}),
+        ("surrogates", {**SURROGATES, "per_class": 5}),
         ("pretrained", {"weights": "faces32", "resize": True}),
     )
 ]

@@ -12,6 +12,7 @@ from frostglass.core.errors import AccessError, CheckpointError, ConfigError, Ru
 from frostglass.core.method import AuditSize
 from frostglass.models.checkpoint import save_weights
 from frostglass.priors._files import read_prior, write_prior
+from frostglass.priors._imitation import Lessons
 from frostglass.priors.base import identity_hashes
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import (
@@ -322,7 +323,7 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(
             ConfigError,
             match=(
-                r"base: expected a table with a name, one of .*pretrained, stylegan2, wgan; "
+                r"base: expected a table with a name, one of .*stylegan2, tacgan, wgan; "
                 r"got \{"
             ),
         ):
@@ -393,14 +394,8 @@ def test_students_learn_from_draws_too():
     view, known, network = target().view(["scores"]), prior(), Watching()
     drawn = resized(drawn_images(known, 30, seed=0), SHAPE)
     everything = joined(resized(PUBLIC, SHAPE), len(PUBLIC), drawn)
-    method._distil(
-        0,
-        network,
-        everything,
-        target_scores(view, everything, 74),
-        seed=0,
-        work=NoWork(),
-    )
+    lessons = Lessons(everything, target_scores(view, everything, 74))
+    method._learn(0, network, lessons, seed=0, work=NoWork())
     seen, whole = torch.cat(shown), everything(torch.arange(74))
     assert view.queries == 74
     assert len(seen) == 74

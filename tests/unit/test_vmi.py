@@ -158,7 +158,25 @@ def test_queries_are_counted_and_foretold():
     assert run_attack(attack, labels=(0, 1)).queries == 2 * (3 * 4 + 5)
 
 
+def test_the_entropy_of_a_gaussian_and_what_its_weight_does():
+    state = Gaussian(6).begin(torch.zeros(1, 6))
+    state[:, 1:] += 0.1 * torch.randn(1, 6, 6, generator=torch.Generator().manual_seed(0))
+    lower = state[0, 1:].double()
+    known = MultivariateNormal(torch.zeros(6).double(), lower @ lower.T)
+    assert Gaussian(6).entropy(state).item() == pytest.approx(known.entropy().item(), rel=1e-5)
+    narrow, wide = (
+        run_attack(small(q="gaussian", gamma=0.0, entropy=weight, steps=40, draws=30, keep=30))
+        for weight in (0.0, 0.5)
+    )
+    assert wide.latents.std(1).mean() > 1.2 * narrow.latents.std(1).mean()
+
+
 def test_what_cannot_be_is_refused():
+    for more in ({"q": "flow"}, {"q": "gaussian", "layered": True}):
+        with pytest.raises(ConfigError, match=r'entropy \(0.1\) is for q = "gaussian" without'):
+            small(entropy=0.1, **more)
+    with pytest.raises(ConfigError, match=r'smoothing \(0.1\) is for loss "ce", got \'margin\''):
+        small(loss="margin", smoothing=0.1)
     with pytest.raises(ConfigError, match=r"keep .9. must not exceed candidates · draws .5."):
         small(keep=9)
     with pytest.raises(

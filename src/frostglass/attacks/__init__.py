@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.ifgmi import Ifgmi
     from frostglass.attacks.model.kedmi import Kedmi
     from frostglass.attacks.model.known import Known
+    from frostglass.attacks.model.lokt import Lokt
     from frostglass.attacks.model.lomma import Lomma
     from frostglass.attacks.model.members import Members
     from frostglass.attacks.model.mirror import Mirror
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.modes import Modes
     from frostglass.attacks.model.plgmi import Plgmi
     from frostglass.attacks.model.ppa import Ppa
+    from frostglass.attacks.model.ppdgmi import Ppdgmi
     from frostglass.attacks.model.repel import Repel
     from frostglass.attacks.model.unlearn import Unlearn
     from frostglass.attacks.model.vmi import Vmi

@@ -11,9 +11,16 @@ from torch import Tensor
 LossName = Literal["ce", "logit", "margin", "poincare", "aim"]
 
 
-def ce(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return -ln p_y. Its gradient vanishes once the target is confident."""
-    return F.cross_entropy(logits, labels, reduction="none")
+def ce(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return -ln p_y. Its gradient vanishes once the target is confident.
+
+    With `smoothing` s it is -(1 - s) ln p_y - s · mean of ln p_k over the other classes k.
+    """
+    own = F.cross_entropy(logits, labels, reduction="none")
+    if not smoothing:
+        return own
+    others = (-logits.log_softmax(1).sum(1) - own) / (logits.shape[1] - 1)
+    return (1 - smoothing) * own + smoothing * others
 
 
 def logit(logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,6 +68,10 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def loss_of(name: LossName, logits: Tensor, labels: Tensor, *, aim: float) -> Tensor:
-    """Return the named loss of each sample; only loss "aim" uses `aim`."""
-    return aimed(logits, labels, aim) if name == "aim" else LOSSES[name](logits, labels)
+def loss_of(
+    name: LossName, logits: Tensor, labels: Tensor, *, aim: float, smoothing: float = 0.0
+) -> Tensor:
+    """Return the named loss of each sample; only "aim" uses `aim`, only "ce" `smoothing`."""
+    if name == "aim":
+        return aimed(logits, labels, aim)
+    return ce(logits, labels, smoothing) if name == "ce" else LOSSES[name](logits, labels)

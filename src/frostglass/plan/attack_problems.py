@@ -25,7 +25,7 @@ def access_problems(attack: Attack, method: PriorMethod | None) -> list[str]:
         if method.access and CAPABILITIES.index(method.access) > granted:
             return [
                 f"{attack.name} has access to {attack.access[0]} only, and the {method.name} prior "
-                f"is fitted with {method.access}. Use a prior that is fitted to no target."
+                f"is fitted with {method.access}. Use a prior that is fitted with no more access."
             ]
         method = method.base_method
     return []

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from frostglass.priors.pretrained import Pretrained
     from frostglass.priors.students import Students
     from frostglass.priors.stylegan2 import Stylegan2
+    from frostglass.priors.surrogates import Surrogates
+    from frostglass.priors.tacgan import Tacgan
     from frostglass.priors.wgan import Wgan
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

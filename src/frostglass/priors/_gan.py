@@ -181,6 +181,7 @@ class GanTraining(ABC, Generic[M]):
 
     generator: nn.Module
     critic: nn.Module
+    step = 0  # the current one
 
     def __init__(
         self,
@@ -268,7 +269,7 @@ def train_in_turns(training: GanTraining[Any], work: Work | None) -> nn.Module:
     unread: list[Tensor] = []
     text = ""
     for step in range(_restore(saved, networks, optimizers), method.steps):
-        rng = generator_for(training.seed, method.name, step)
+        training.step, rng = step, generator_for(training.seed, method.name, step)
         losses = {}
         for name, loss in turns:
             for group in optimizers[name].param_groups:

@@ -90,30 +90,54 @@ class DownBlock(nn.Module):
         return F.avg_pool2d(inner, 2) + self.shortcut(F.avg_pool2d(maps, 2))
 
 
-class ProjectionCritic(nn.Module):
-    """D(x, y) = a·h + ⟨e_y, h⟩ (N,), larger for more realistic images of class y.
+class ResidualCritic(nn.Module):
+    """The part that critics share: images to features h (N, `size`), the sum of the last maps.
 
-    h sums the last maps over their pixels. `width` channels in the first stage, twice as many in
-    each that follows.
+    `width` channels in the first stage, twice as many in each that follows.
     """
 
-    def __init__(self, width: int, image_shape: Shape, classes: int):
+    def __init__(self, width: int, image_shape: Shape):
         super().__init__()
         widths = [width * 2**stage for stage in range(_doublings(image_shape) + 1)]
         first = DownBlock(image_shape[0], width, takes_image=True)
         self.blocks = nn.Sequential(
             first, *(DownBlock(narrow, wide) for narrow, wide in itertools.pairwise(widths))
         )
-        self.real = _normed(nn.Linear(widths[-1], 1))
-        self.like = _normed(nn.Embedding(classes, widths[-1]))
+        self.size = widths[-1]
 
     def features(self, images: Tensor) -> Tensor:
         """Return h, (N, F)."""
         return F.relu(self.blocks(images.contiguous(memory_format=torch.channels_last))).sum((2, 3))
 
+
+class ProjectionCritic(ResidualCritic):
+    """D(x, y) = a·h + ⟨e_y, h⟩ (N,), larger for more realistic images of class y."""
+
+    def __init__(self, width: int, image_shape: Shape, classes: int):
+        super().__init__(width, image_shape)
+        self.real = _normed(nn.Linear(self.size, 1))
+        self.like = _normed(nn.Embedding(classes, self.size))
+
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         features = self.features(images)
         return self.real(features)[:, 0] + (self.like(labels) * features).sum(1)
+
+
+class ClassifyingCritic(ResidualCritic):
+    """D(x) = a·h (N,), larger for more realistic images, and the logits C(x) (N, K) of classes.
+
+    Neither head has spectral norm.
+    """
+
+    def __init__(self, width: int, image_shape: Shape, classes: int):
+        super().__init__(width, image_shape)
+        self.real, self.classes = nn.Linear(self.size, 1), nn.Linear(self.size, classes)
+        for head in (self.real, self.classes):
+            nn.init.xavier_uniform_(head.weight)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(images)
+        return self.real(features)[:, 0], self.classes(features)
 
 
 def _doublings(image_shape: Shape) -> int:

@@ -17,6 +17,7 @@ from frostglass.core.types import Images, Shape
 from frostglass.core.views import Capability, ModelView
 from frostglass.networks.dcgan import build_generator
 from frostglass.priors._gan import ConvGanMethod, GanTraining, draw
+from frostglass.priors._start import read_start
 from frostglass.priors.base import priors
 from frostglass.priors.pretrained import Pretrained
 from frostglass.runtime.freezing import frozen
@@ -160,20 +161,7 @@ class Kplus1(ConvGanMethod):
         """Read the prior named by `start`; refuse it if its generator has another shape."""
         if self.start is None:
             return None
-        start = Pretrained(weights=self.start).read(image_shape)
-        with torch.device("meta"):
-            generator = build_generator(self.latent, self.width, image_shape)
-        if _shapes(start.generator) != _shapes(generator):
-            method = start.info["method"]
-            sizes = ["×".join(map(str, shape)) for shape in (start.image_shape, image_shape)]
-            raise ConfigError(
-                f"prior.start: {self.start} holds the {method['name']} generator of latent "
-                f"{start.latent}, width {method['parameters'].get('width')} and images of "
-                f"{sizes[0]}, expected latent {self.latent}, width {self.width} and images of "
-                f"{sizes[1]}: set prior.latent and prior.width to its values, or leave prior.start "
-                "out"
-            )
-        return start
+        return read_start(self.start, self.latent, self.width, image_shape)
 
 
 class MinibatchDiscrimination(nn.Module):
@@ -309,7 +297,3 @@ def training_scores(view: ModelView, images: Tensor, rng: torch.Generator) -> Te
     with frozen(view.module), seeded(number, "kplus1", "target"):
         view.module.train()
         return view.scores(images)
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}

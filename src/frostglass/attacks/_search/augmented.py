@@ -12,7 +12,7 @@ from frostglass.attacks._search.fields import Weight
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.start import Bonus
 from frostglass.core.method import Variants
-from frostglass.core.objective import class_margins, loss_of
+from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -110,7 +110,7 @@ class AugmentedDescent(Descent):
 
     def _losses(self, outputs: Sequence[Tensor], labels: Tensor, most: float = math.inf) -> Tensor:
         """Return the mean class loss (N,) over networks, each at most `most`."""
-        losses = [loss_of(self.loss, logits, labels, aim=self.aim) for logits in outputs]
+        losses = [self.loss_from(logits, labels) for logits in outputs]
         return torch.stack(losses).clamp(max=most).mean(0)
 
     def bonus(self, prior: Prior) -> Bonus | None:

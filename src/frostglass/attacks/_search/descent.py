@@ -69,6 +69,7 @@ class Descent(ModelAttack):
         loss: class loss: "ce" (-ln p_y), "logit" (-l_y), "margin" (max of the other logits - l_y),
             "poincare", or "aim", (ln p_y - ln aim)².
         aim: target confidence of loss "aim"; 0.8825 is exp(-1/8), what CALoR trains for.
+        smoothing: of the label in loss "ce": 1 - smoothing for y, the rest for all others alike.
         weight: w_t, the weight of the class loss.
         critic_weight: w_c, the weight of the prior's critic; 0 needs no critic.
         coupling: both are divided by this, as a mean over a batch of that size divides them.
@@ -88,6 +89,7 @@ class Descent(ModelAttack):
 
     loss: LossName = "ce"
     aim: Annotated[float, Field(gt=0, lt=1)] = 0.8825
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight: Weight = 100.0
     critic_weight: Weight = 1.0
     coupling: AtLeastOne = 60
@@ -101,8 +103,15 @@ class Descent(ModelAttack):
     straight_through: bool = False
     trace: bool = False
 
-    unkeyed: ClassVar[Mapping[str, Any]] = {"trace": False}
+    unkeyed: ClassVar[Mapping[str, Any]] = {"trace": False, "smoothing": 0.0}
     variants: ClassVar[Variants] = {**PUBLISHED, **ADAPTIVE}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.smoothing and self.loss != "ce":
+            raise ValueError(
+                f'smoothing ({self.smoothing:g}) is for loss "ce", got {self.loss!r}: set it to 0'
+            )
 
     @property
     def access(self) -> tuple[str, ...]:
@@ -173,7 +182,11 @@ class Descent(ModelAttack):
     ) -> tuple[Tensor, Tensor]:
         """Return the class loss and the target's confidence, one value per image."""
         logits = view.logits(images)
-        return loss_of(self.loss, logits, labels, aim=self.aim), confidence(logits, labels)
+        return self.loss_from(logits, labels), confidence(logits, labels)
+
+    def loss_from(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the class loss of each image from a network's logits."""
+        return loss_of(self.loss, logits, labels, aim=self.aim, smoothing=self.smoothing)
 
     def weighted_loss(
         self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng

@@ -4,6 +4,7 @@ All work on rows. A row is one person and candidate; everything optimised for it
 ONE tensor (the state), and rows never influence each other. The caller draws all standard normals.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -151,6 +152,11 @@ class Gaussian:
     def kl(self, state: Tensor, noise: Tensor) -> Tensor:
         log_determinant = torch.linalg.slogdet(state[:, 1:]).logabsdet
         return ((state**2).sum(dim=(1, 2)) - self.latent) / 2 - log_determinant
+
+    def entropy(self, state: Tensor) -> Tensor:
+        """Return ½ ln det 2πe LLᵀ of each row, (N,)."""
+        log_determinant = torch.linalg.slogdet(state[:, 1:]).logabsdet
+        return log_determinant + self.latent * (1 + math.log(2 * math.pi)) / 2
 
 
 @dataclass(frozen=True)

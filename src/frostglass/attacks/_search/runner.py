@@ -294,7 +294,7 @@ def _shard(
     for state, y, draw in zip(*batches, strict=True):
         result = recipe.search(state, y, draw)
         latents = recipe.read(result.state, y, draw)
-        images, score, confidence = _read_out(
+        images, score, confidence = read_out(
             view, recipe, prior, latents, y, len(padded_rows(attack.batch))
         )
         if result.score is not None:
@@ -329,7 +329,7 @@ def _per_read(column: Tensor, like: Tensor) -> Tensor:
     return column if column.ndim == 2 else column[:, None].expand_as(like)
 
 
-def _read_out(
+def read_out(
     view: ModelView,
     recipe: Recipe,
     prior: Prior,

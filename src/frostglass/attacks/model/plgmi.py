@@ -10,7 +10,7 @@ from frostglass.attacks._search.descent import Descent, confidence
 from frostglass.attacks._search.fields import AtLeastOne, Count, Weight
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks.base import attacks
-from frostglass.core.objective import LossName, loss_of
+from frostglass.core.objective import LossName
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
@@ -56,6 +56,6 @@ class Plgmi(Descent):
         if not self.shown:
             return super().class_loss(view, prior, images, labels, rng)
         seen = [view.logits(viewed(images, rng.uniform(DRAWS))) for _ in range(self.shown)]
-        losses = [loss_of(self.loss, logits, labels, aim=self.aim) for logits in seen]
+        losses = [self.loss_from(logits, labels) for logits in seen]
         sure = [confidence(logits, labels) for logits in seen]
         return torch.stack(losses).sum(0), torch.stack(sure).mean(0)

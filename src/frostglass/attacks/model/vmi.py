@@ -1,6 +1,7 @@
 """VMI: variational model inversion."""
 
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 from torch import Tensor
@@ -39,8 +40,7 @@ class Vmi(Descent):
         CelebA, is false by default because it needs a StyleGAN2; images of its layers that are not
         led have one nuisance latent in common. The published KL of a flow without layers, and of a
         Gaussian, takes 1000 samples, here `points` or the exact value. BiDO's version stops at the
-        epoch the evaluator likes best; here nothing is chosen by an evaluator. Published options
-        that are left out: an entropy term (weight 0) and label smoothing (0).
+        epoch the evaluator likes best; here nothing is chosen by an evaluator.
 
     Args:
         q: "gaussian", "mixture" or "flow". components: of the mixture.
@@ -51,6 +51,8 @@ class Vmi(Descent):
             take the style of a random latent, new for each image. Published: 7, and all 10 at 64
             pixels.
         gamma: γ; below 1 the prior counts less than the target ("power posterior").
+        entropy: weight of -H(q) in the loss, H(q) = ½ ln det 2πe LLᵀ; for a Gaussian without layers
+            alone, as in the published code, whose settings have 0.
         points: images drawn from each distribution at a step; 64 published. The KL is estimated
             from as many fresh ones.
         draws: images drawn from each distribution at the end; 50 or 100 published.
@@ -60,6 +62,7 @@ class Vmi(Descent):
     """
 
     title = "VMI"
+    unkeyed: ClassVar[Mapping[str, Any]] = {**Descent.unkeyed, "entropy": 0.0}
 
     weight: Weight = 1.0
     critic_weight: Weight = 0.0
@@ -77,6 +80,7 @@ class Vmi(Descent):
     layered: bool = False
     identity_layers: AtLeastOne | None = None
     gamma: Weight = 1e-3
+    entropy: Weight = 0.0
     points: AtLeastOne = 64
     draws: AtLeastOne = 50
 
@@ -85,6 +89,10 @@ class Vmi(Descent):
         if self.identity_layers and not self.layered:
             raise ValueError(
                 "identity_layers is for layered distributions: set layered to true, or leave it out"
+            )
+        if self.entropy and (self.q != "gaussian" or self.layered):
+            raise ValueError(
+                f'entropy ({self.entropy:g}) is for q = "gaussian" without layers: set it to 0'
             )
 
     @property
@@ -145,7 +153,10 @@ class Vmi(Descent):
         return network.paint(styles.unflatten(0, (len(latents), -1))).clamp(0, 1)
 
     def penalty(self, family: Family, state: Tensor, rng: RowRng) -> Tensor | float:
-        if not self.gamma:
-            return 0.0
-        noise = rng.normal(self.points, family.noise)
-        return self.gamma * cast(Distribution, family).kl(state, noise)
+        value: Tensor | float = 0.0
+        if self.gamma:
+            noise = rng.normal(self.points, family.noise)
+            value = self.gamma * cast(Distribution, family).kl(state, noise)
+        if self.entropy:
+            value = value - self.entropy * cast(Gaussian, family).entropy(state)
+        return value
