@@ -36,7 +36,7 @@ LADDER = (
     ("analyses",),
     ("plan", "testing"),
     ("report",),
-    ("hardening",),
+    ("hardening", "published"),
     ("cli",),
     ("__main__",),
 )

@@ -278,8 +278,8 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="datasets, models, defenses, priors, attacks, metrics, threats or analyses; all "
-            "by default."
+            help="datasets, models, defenses, priors, attacks, metrics, threats, analyses or "
+            "papers; all by default."
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -292,10 +292,12 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A method's name, e.g. gmi, or MODULE:CLASS.")],
+    name: Annotated[
+        str, typer.Argument(help="A method, e.g. gmi or MODULE:CLASS, or a table: bido-table3.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Explain a method: what it does, its parameters, its paper and where the code differs."""
+    """Explain a method: parameters, paper and where the code differs; or print a table."""
     from frostglass.cli.show import show_method
 
     show_method(name, as_json=as_json)

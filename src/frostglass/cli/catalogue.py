@@ -18,6 +18,7 @@ from frostglass.metrics.base import metrics
 from frostglass.models.base import models
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.base import priors
+from frostglass.published import reading as published
 from frostglass.robustness.base import threats
 from frostglass.training.settings import Training
 
@@ -38,12 +39,18 @@ SECTIONS: dict[str, Any] = {
     "amortizer": Amortizer,
 }
 SET_BY_DATA = ("classes", "image_shape")
+PAPERS = "papers"  # tables of papers, which are no methods
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
     """Return name, surface and one-line summary of every method of a kind."""
+    if kind == PAPERS:
+        return [
+            {"name": table.name, "kind": PAPERS, "summary": summary_of(table)}
+            for table in published.tables()
+        ]
     if kind not in KINDS:
-        raise ConfigError(f"no kind named {kind!r}: {nearest(kind, KINDS)}")
+        raise ConfigError(f"no kind named {kind!r}: {nearest(kind, [*KINDS, PAPERS])}")
     registry = KINDS[kind]
     rows = [
         {"name": name, "kind": kind, "summary": _summary(registry.get(name))}
@@ -52,6 +59,11 @@ def entries(kind: str) -> list[dict[str, Any]]:
     if registry is attacks:
         rows = [row | {"surface": attacks.get(row["name"]).surface} for row in rows]
     return rows
+
+
+def summary_of(table: published.Table) -> str:
+    """Return what a published table is about, in one line."""
+    return f"[{table.entry.kind}] {table.paper.name} {table.entry.number}: {table.entry.about}"
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -64,6 +76,7 @@ def describe(name: str) -> dict[str, Any]:
     if ":" in name:
         return _page(name, *_imported(name))
     known = [*SECTIONS, *(n for registry in KINDS.values() for n in registry.names())]
+    known += published.names()
     raise ConfigError(f"nothing is named {name!r}: {nearest(name.lower(), known)}")
 
 

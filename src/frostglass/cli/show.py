@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from frostglass.auditing.run_folder import versions
-from frostglass.cli.catalogue import KINDS, describe, entries
+from frostglass.cli.catalogue import KINDS, PAPERS, describe, entries
 from frostglass.cli.main import raise_on_interrupt
+from frostglass.cli.papers import show_table
 from frostglass.cli.run import check_device, existing, is_writable
 from frostglass.core.errors import ConfigError
 from frostglass.core.registry import nearest
 from frostglass.networks.stylegan2.nvidia import KIND, convert_stylegan2
+from frostglass.published import reading as published
 from frostglass.runtime.device import default_device
 from frostglass.runtime.environment import kernels
 from frostglass.store.store import Store
@@ -30,12 +32,12 @@ MODULE:FUNCTION  a function of your own"""
 
 def list_kind(kind: str | None, *, as_json: bool) -> None:
     """Print all methods, or those of one kind."""
-    rows = [entry for each in ([kind] if kind else KINDS) for entry in entries(each)]
+    rows = [entry for each in ([kind] if kind else [*KINDS, PAPERS]) for entry in entries(each)]
     if as_json:
         print(json.dumps(rows))
         return
     if kind is None:
-        for each in KINDS:
+        for each in (*KINDS, PAPERS):
             names = ", ".join(row["name"] for row in rows if row["kind"] == each)
             print(f"{each:<10} {names}")
         print("what each is: frostglass list KIND; one in full: frostglass show NAME")
@@ -48,7 +50,10 @@ def list_kind(kind: str | None, *, as_json: bool) -> None:
 
 
 def show_method(name: str, *, as_json: bool) -> None:
-    """Print a method with its parameters, paper and deviations."""
+    """Print a method with its parameters, paper and deviations; or a published table."""
+    if name in published.names():
+        show_table(published.table(name), as_json=as_json)
+        return
     facts = describe(name)
     if as_json:
         print(json.dumps(facts, default=str))
