@@ -79,7 +79,8 @@ def audit(
         model, private, public, arch, class_names(classes), size,
         access, effort_of(quick, thorough), trust,  # type: ignore[arg-type]
     )  # fmt: skip
-    generator = generator_settings(prior, latent, span, resize=resize, trust=trust)
+    trusted = trust and prior is not None  # else it is said of the model
+    generator = generator_settings(prior, latent, span, resize=resize, trust=trusted)
     values = parse_settings(own.settings(), [*generator, *(settings or ())])
     agree(values, own, store, threads, yes=yes, quiet=as_json)
     from frostglass.cli.run import run_settings
