@@ -85,13 +85,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
 
-    def judged_by() -> tuple[tuple[Target, ...], tuple[Verifier, ...]]:
-        return _evaluators(exp, store, split, given)
-
-    def embed() -> Target | None:
-        if exp.surface == "features" or exp.needs("embedder"):
-            return public_classifier(store, exp.embedder, split, exp.seed, "embedder")
-        return None
+    embed = partial(_embedder, exp, store, split)
 
     def attacked(exposed: Experiment) -> _Attacked:
         exposure = expose(exposed, store, split, victims)
@@ -105,14 +99,15 @@ def produce(exp: Experiment, store: Store) -> Products:
     undefended = replace(exp, target=exp.target.retrained(), defenses=())
     wanted = [exp, undefended] if exp.judging.positive_control is True else [exp]
     judging, embedder, *found = together(
-        judged_by, embed, *(partial(attacked, each) for each in wanted)
+        partial(_evaluators, exp, store, split, given),
+        embed,
+        *(partial(attacked, each) for each in wanted),
     )
     main, *control = together(*(partial(scored, each) for each in found))
     if exp.judging.positive_control == "if_needed":
-        # A model that breaks is its own control; a dry run counts the work of the other case.
-        evaluators = tuple(zip(*judging, strict=True))
-        breaks = store.device.type != "meta" and is_broken(exp, main, evaluators)
-        control = [main if breaks else scored(attacked(undefended))]
+        dry = store.device.type == "meta"  # then the work of the other case is counted
+        broken = not dry and is_broken(exp, main, tuple(zip(*judging, strict=True)))
+        control = [main if broken else scored(attacked(undefended))]
     more_draws = None
     if exp.surface == "features":
         more_draws = _second_baseline(exp, store, split, main.prior)
@@ -147,6 +142,13 @@ def _evaluators(
 
     pairs = together(*(partial(one, *each) for each in enumerate(exp.evaluators)))
     return tuple(network for network, _ in pairs), tuple(verifier for _, verifier in pairs)
+
+
+def _embedder(exp: Experiment, store: Store, split: Split) -> Target | None:
+    """Return the network that tells public people apart, where something needs it."""
+    if exp.surface == "features" or exp.needs("embedder"):
+        return public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+    return None
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:

@@ -21,42 +21,54 @@ from frostglass.cli.options import (
 )
 from frostglass.cli.workers import Spread, WorkersOption
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint (with --arch), a TorchScript or ONNX file, MODULE:FUNCTION, or the "
+        "address of an endpoint, https://host/path."
+    ),
+]
+PrivateOption = Annotated[
+    Path, typer.Option("--private", help="Images the model was trained on; a folder a person.")
+]
+PublicOption = Annotated[
+    Path | None, typer.Option("--public", help="Images of other people, an attacker's.")
+]
+ArchOption = Annotated[
+    str, typer.Option("--arch", help="The network of a checkpoint, e.g. timm:resnet18.")
+]
+ClassesOption = Annotated[
+    Path | None,
+    typer.Option("--classes", help="A file with the people in the order of the outputs."),
+]
+SizeOption = Annotated[
+    int | None, typer.Option("--size", min=16, help="Pixels a side of the model's images.")
+]
+AccessOption = Annotated[
+    str, typer.Option("--access", help="What an attacker has: weights, scores or labels.")
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A first look: less of all.")]
+ThoroughOption = Annotated[
+    bool, typer.Option("--thorough", help="All people, more attacks, longer searches.")
+]
+TrustModelOption = Annotated[
+    bool, typer.Option("--trust", help="Read a TorchScript file, which can run code when read.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before the work.")]
+
 
 def audit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint (with --arch), a TorchScript or ONNX file, MODULE:FUNCTION, or the "
-            "address of an endpoint, https://host/path."
-        ),
-    ],
-    private: Annotated[
-        Path, typer.Option("--private", help="Images the model was trained on; a folder a person.")
-    ],
-    public: Annotated[
-        Path | None, typer.Option("--public", help="Images of other people, an attacker's.")
-    ] = None,
-    arch: Annotated[
-        str, typer.Option("--arch", help="The network of a checkpoint, e.g. timm:resnet18.")
-    ] = "",
-    classes: Annotated[
-        Path | None,
-        typer.Option("--classes", help="A file with the people in the order of the outputs."),
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=16, help="Pixels a side of the model's images.")
-    ] = None,
-    access: Annotated[
-        str, typer.Option("--access", help="What an attacker has: weights, scores or labels.")
-    ] = "weights",
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: less of all.")] = False,
-    thorough: Annotated[
-        bool, typer.Option("--thorough", help="All people, more attacks, longer searches.")
-    ] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Read a TorchScript file, which can run code when read.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the work.")] = False,
+    model: ModelArgument,
+    private: PrivateOption,
+    public: PublicOption = None,
+    arch: ArchOption = "",
+    classes: ClassesOption = None,
+    size: SizeOption = None,
+    access: AccessOption = "weights",
+    quick: QuickOption = False,
+    thorough: ThoroughOption = False,
+    trust: TrustModelOption = False,
+    yes: YesOption = False,
     settings: SetOption = None,
     prior: PriorOption = None,
     latent: LatentOption = None,
