@@ -39,10 +39,10 @@ from frostglass.deploy.amortizer import TrainedAmortizer
 from frostglass.deploy.client import Client, split_model
 from frostglass.deploy.server import Server
 from frostglass.models.checkpoint import load_target, load_weights, save_target, save_weights
+from frostglass.models.foreign import files_of
 from frostglass.networks.amortizer import Amortizer
 from frostglass.networks.stylegan2.nvidia import read_stylegan2
 from frostglass.priors._files import read_prior, write_prior
-from frostglass.priors._foreign import files_of
 from frostglass.priors.generator import Generator
 from frostglass.priors.students import Students
 from frostglass.priors.wgan import Wgan

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from frostglass.analyses.base import AnalysisMethod, analyze
     from frostglass.attacks.base import Attack, invert, prior_only
     from frostglass.auditing.experiment import Experiment, experiments
+    from frostglass.auditing.own_model import audit_model
     from frostglass.auditing.pipeline import audit
     from frostglass.auditing.results import Audit
     from frostglass.auditing.run import Run, run_all

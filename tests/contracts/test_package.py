@@ -48,7 +48,7 @@ PUBLIC = [
     "Embedder", "Evidence", "Experiment", "FeatureView", "FrostglassError", "Images", "Method",
     "Metric", "ModelView", "Prior", "PriorMethod", "Reconstructions", "Rows", "Run", "Score",
     "Server", "Split", "Store", "Target", "Threat", "Training", "Verifier", "Work", "analyze",
-    "audit",
+    "audit", "audit_model",
     "build_report", "cut", "enrol", "estimate", "examine", "experiments", "harden", "invert",
     "make_split", "measure", "parameters", "prior_only", "problems", "read_embedder",
     "read_prior", "release_folder", "run_all", "ship", "split_model", "train_target", "wrap",

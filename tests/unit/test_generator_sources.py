@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from frostglass.core.errors import CheckpointError, ConfigError, ModelError
-from frostglass.priors._foreign import load_network
+from frostglass.models.foreign import load_network
 from generators import (
     NORMALS,
     Dcgan,

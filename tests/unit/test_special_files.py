@@ -13,7 +13,7 @@ from frostglass.core.errors import DataError
 from frostglass.data._attributes import Attributes
 from frostglass.data._images import read_images
 from frostglass.data.folder import Folder, image_files
-from frostglass.priors._foreign import files_of, load_network
+from frostglass.models.foreign import files_of, load_network
 from generators import Dcgan, onnx_model
 
 KINDS = {"pipe": "a named pipe", "socket": "a socket", "device": "a device"}

@@ -57,7 +57,7 @@ def read_with_generator(
     trust: bool = False,
 ) -> dict[str, Any]:
     """Read a config; a generator of the user's own, if given, replaces its prior."""
-    generator = _generator(source, latent, span, resize=resize, trust=trust)
+    generator = generator_settings(source, latent, span, resize=resize, trust=trust)
     values = read_config(path, [*generator, *settings])
     grid = values.get("grid", {})
     cases = grid.get("case", []) if isinstance(grid, dict) else []
@@ -74,7 +74,7 @@ def read_with_generator(
     return values
 
 
-def _generator(
+def generator_settings(
     source: str | None, latent: str | None, span: str | None, *, resize: bool, trust: bool
 ) -> list[str]:
     """Return the setting that makes a user's generator the config's prior; [] without one."""

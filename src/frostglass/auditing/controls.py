@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from frostglass.auditing.experiment import Experiment, Judging
+from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.given import given_warnings
+from frostglass.auditing.trusted import (
+    Evaluator,
+    deciding_evaluator,
+    exclusions,
+    held_out_accuracy,
+)
 from frostglass.core.types import Reconstructions, Target
 from frostglass.evaluators.verifier import RATES, Verifier
 from frostglass.metrics._significance import LEVEL, paired_test, people_needed
@@ -16,7 +22,6 @@ from frostglass.metrics.base import Rows, Score
 if TYPE_CHECKING:
     from frostglass.auditing.results import Trial
 
-Evaluator = tuple[Target, Verifier]
 UNKNOWN_PEOPLE = (
     "the prior's training people are unknown: if the attacked people are among them, these "
     "numbers overstate the leak"
@@ -32,7 +37,6 @@ OFF_MANIFOLD = 1.5  # distance to real images, relative to the prior's own draws
 LOW_TARGET_SUCCESS = 0.5  # share of reconstructions the target accepts
 MOST_PARTIAL = 0.5  # share of people without a finished search
 LUCKY_PRIOR = 0.2  # share of prior-only draws recognised, by top-1 or verification
-COARSE = 0.05  # false-accept rate above which verification says little
 WEAK_EMBEDDER = 0.2  # similarity of one person's images minus that of two people's
 
 
@@ -124,43 +128,18 @@ def verdict(
     )
 
 
-def exclusions(evaluators: Sequence[Evaluator], judging: Judging) -> dict[int, str]:
-    """Return the numbers of evaluators that cannot be trusted, each with the reason."""
-    reasons = {}
-    for number, (network, verifier) in enumerate(evaluators, 1):
-        name = f"evaluator {number} ({network.info.get('model', 'network')}) is excluded"
-        accepted = verifier.true_accepts[0].item()
-        if network.classes and held_out_accuracy(network) < judging.min_accuracy:
-            reasons[number] = (
-                f"{name}: it classifies {held_out_accuracy(network):.0%} of {network.tested_on} "
-                f"correctly, required {judging.min_accuracy:.0%}"
-            )
-        elif verifier.rates[0].item() > COARSE:
-            reasons[number] = (
-                f"{name}: {verifier.impostors} public images support a false-accept rate of "
-                f"{verifier.rates[0].item():.1%} at best, required {COARSE:.0%}"
-            )
-        elif accepted < judging.min_true_accepts:
-            reasons[number] = (
-                f"{name}: at a false-accept rate of {verifier.rates[0].item():.1%} it accepts "
-                f"{accepted:.0%} of genuine images, required {judging.min_true_accepts:.0%}"
-            )
-    return reasons
-
-
-def deciding_evaluator(evaluators: Sequence[Evaluator], excluded: Mapping[int, str]) -> int:
-    """Return the number of the evaluator whose verification decides.
-
-    Real images decide who it is, never reconstructions: the evaluator that accepts most genuine
-    ones, among embedders before classifiers, and among trusted ones before excluded ones.
-    """
-
-    def rank(number: int) -> tuple[bool, bool, float]:
-        network, verifier = evaluators[number - 1]
-        trusted = number not in excluded
-        return trusted, not network.classes, verifier.true_accepts[0].item()
-
-    return max(range(1, len(evaluators) + 1), key=rank)
+def is_broken(exp: Experiment, trial: "Trial", evaluators: Sequence[Evaluator]) -> bool:
+    """Return whether an attack breaks a model by the rule for positive controls."""
+    excluded = exclusions(evaluators, exp.judging)
+    if len(excluded) == len(evaluators):
+        return False
+    number = deciding_evaluator(evaluators, excluded)
+    deciding = f"verified_{number}" if exp.surface == "model" else "similarity"
+    reached = next(
+        score for score in lift(trial.rows, trial.baseline_rows) if score.name == deciding
+    )
+    p_value = _p_value(trial.rows, trial.baseline_rows, deciding)
+    return not _unbroken(reached, p_value, exp.judging.margin)
 
 
 def top1_columns(rows: Rows) -> list[str]:
@@ -346,10 +325,6 @@ def _coarse_rates(verifier: Verifier, number: int) -> list[str]:
         for asked, used in zip(RATES, verifier.rates.tolist(), strict=True)
         if used > asked * 1.001
     ]
-
-
-def held_out_accuracy(classifier: Target) -> float:
-    return classifier.info["accuracy"]["test"]
 
 
 def _attack_warnings(

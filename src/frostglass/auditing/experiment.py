@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -89,7 +89,9 @@ class Judging:
         min_accuracy: held-out accuracy below which a classifier is excluded from the verdict.
         min_true_accepts: share of genuine images accepted, at a false-accept rate of 1 %, below
             which an evaluator is excluded from the verdict.
-        positive_control: attack an undefended model too; the audit is vacuous if that fails.
+        positive_control: attack an undefended model too; the audit is vacuous if that fails. With
+            "if_needed" only if the attack does not break the audited model itself: one that
+            breaks shows that the attack works.
     """
 
     identities: Annotated[int, Field(ge=2)] | None = None
@@ -97,7 +99,7 @@ class Judging:
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
     min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.7
     min_true_accepts: Annotated[float, Field(ge=0, le=1)] = 0.5
-    positive_control: bool = True
+    positive_control: bool | Literal["if_needed"] = True
 
 
 @dataclass(frozen=True)

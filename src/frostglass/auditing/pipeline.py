@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from frostglass.auditing.agreement import prior_agreement
-from frostglass.auditing.controls import verdict
+from frostglass.auditing.controls import is_broken, verdict
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.feature_facts import feature_facts
 from frostglass.auditing.given import is_given, naming, refuse_target
@@ -32,6 +32,7 @@ from frostglass.auditing.steps import (
 )
 from frostglass.auditing.victims import attacked_people, victims_of
 from frostglass.core.assets import Assets, KnownAttribute
+from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.evaluators.embedder import Embedder, usable
@@ -84,13 +85,7 @@ def produce(exp: Experiment, store: Store) -> Products:
     victims = victims_of(exp, split) if exp.surface == "features" else None
     given = _examine_given(exp, store, split)
 
-    def judged_by() -> tuple[tuple[Target, ...], tuple[Verifier, ...]]:
-        return _evaluators(exp, store, split, given)
-
-    def embed() -> Target | None:
-        if exp.surface == "features" or exp.needs("embedder"):
-            return public_classifier(store, exp.embedder, split, exp.seed, "embedder")
-        return None
+    embed = partial(_embedder, exp, store, split)
 
     def attacked(exposed: Experiment) -> _Attacked:
         exposure = expose(exposed, store, split, victims)
@@ -98,16 +93,21 @@ def produce(exp: Experiment, store: Store) -> Products:
             _refuse_target(given, exposure.target, split)
         return _attack(exp, store, split, exposure, embed())
 
-    undefended = None
-    if exp.judging.positive_control:
-        recipe = replace(exp.target, weights=None, classes=())
-        undefended = replace(exp, target=recipe, defenses=())
+    def scored(found: _Attacked) -> Trial:
+        return _score(exp, store, split, found, judging, embedder)
+
+    undefended = replace(exp, target=exp.target.retrained(), defenses=())
+    wanted = [exp, undefended] if exp.judging.positive_control is True else [exp]
     judging, embedder, *found = together(
-        judged_by, embed, *(partial(attacked, each) for each in (exp, undefended) if each)
+        partial(_evaluators, exp, store, split, given),
+        embed,
+        *(partial(attacked, each) for each in wanted),
     )
-    main, *control = together(
-        *(partial(_score, exp, store, split, each, judging, embedder) for each in found)
-    )
+    main, *control = together(*(partial(scored, each) for each in found))
+    if exp.judging.positive_control == "if_needed":
+        dry = store.device.type == "meta"  # then the work of the other case is counted
+        broken = not dry and is_broken(exp, main, tuple(zip(*judging, strict=True)))
+        control = [main if broken else scored(attacked(undefended))]
     more_draws = None
     if exp.surface == "features":
         more_draws = _second_baseline(exp, store, split, main.prior)
@@ -142,6 +142,13 @@ def _evaluators(
 
     pairs = together(*(partial(one, *each) for each in enumerate(exp.evaluators)))
     return tuple(network for network, _ in pairs), tuple(verifier for _, verifier in pairs)
+
+
+def _embedder(exp: Experiment, store: Store, split: Split) -> Target | None:
+    """Return the network that tells public people apart, where something needs it."""
+    if exp.surface == "features" or exp.needs("embedder"):
+        return public_classifier(store, exp.embedder, split, exp.seed, "embedder")
+    return None
 
 
 def expose(exp: Experiment, store: Store, split: Split, victims: Images | None) -> Exposure:
@@ -181,6 +188,11 @@ def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Tar
     for metric in exp.metrics:
         metric.check_files()
     target = audited_target(exp, store, split) if exp.target.weights else None
+    if target and target.info.get("labels_only") and set(exp.attack.access) != {"labels"}:
+        raise ConfigError(
+            f"attack: {exp.attack.name} needs {', '.join(exp.attack.access)}, and the endpoint "
+            "answers with labels alone: use brepmi, or let it return scores"
+        )
     given = {}
     for number, config in enumerate(exp.evaluators):
         if is_given(config):

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frostglass.auditing.controls import Controls, deciding_evaluator, exclusions
+from frostglass.auditing.controls import Controls
 from frostglass.auditing.expand import GIVEN, UNDEFENDED
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import Exposure
+from frostglass.auditing.trusted import deciding_evaluator, exclusions
 from frostglass.core.display import MAX_ROWS, image_tag, table
 from frostglass.core.prior import Prior
 from frostglass.core.types import Reconstructions, Split, Target

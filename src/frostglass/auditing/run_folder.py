@@ -14,16 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from frostglass.auditing.controls import (
-    Controls,
-    deciding_evaluator,
-    exclusions,
-    worst_identities,
-)
+from frostglass.auditing.controls import Controls, worst_identities
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
 from frostglass.auditing.run_record import record_run
+from frostglass.auditing.trusted import deciding_evaluator, exclusions
 from frostglass.core.method import Method
 from frostglass.core.pixels import as_bytes
 from frostglass.core.types import Target

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from frostglass.cli.audit import audit
 from frostglass.cli.main import guarded
 from frostglass.cli.options import (
     STORE,
@@ -54,6 +55,7 @@ app = typer.Typer(
 
 stores = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
+app.command()(audit)
 
 
 @app.command()

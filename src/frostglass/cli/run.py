@@ -15,9 +15,10 @@ from frostglass.auditing.run import Run, run_all, within
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
-from frostglass.cli.tables import print_costs, print_scores
+from frostglass.cli.tables import print_advice, print_costs, print_scores
 from frostglass.cli.workers import Spread
 from frostglass.core.errors import BudgetReached, ConfigError, RunError
+from frostglass.plan.cheaper import cheaper
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
 from frostglass.plan.threads import device_problems
@@ -112,6 +113,7 @@ def check_settings(settings: dict[str, Any], store: Path, *, as_json: bool) -> N
         print(json.dumps(costs))
     else:
         print_costs(costs)
+        print_advice(cheaper(costs, chosen))
 
 
 def checked(

@@ -239,6 +239,14 @@ def print_costs(costs: dict[str, Any]) -> None:
         print(f"the memory estimate is incomplete: {unknown}")
 
 
+def print_advice(advice: Sequence[tuple[str, float]]) -> None:
+    """Print what would make a long run shorter, each with the time it would then take."""
+    if advice:
+        print("to make it shorter:")
+    for text, seconds in advice:
+        print(f"  {text}: about {duration(seconds)}")
+
+
 def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -22,8 +22,8 @@ from frostglass.models.base import Preprocess, noise_images, probe
 from frostglass.models.build import build
 from frostglass.models.build import source as code_of
 from frostglass.models.checkpoint import load_body, read_body
+from frostglass.models.foreign import check_trust, files_of, load_network
 from frostglass.models.taps import find_head
-from frostglass.priors._foreign import check_trust, files_of, load_network
 from frostglass.runtime.device import default_device
 from frostglass.runtime.tensors import weights_digest
 from frostglass.store.keys import digest, fingerprint, plain

@@ -234,7 +234,7 @@ def _one(settings: Mapping[str, Any], goal: Goal) -> Experiment:
                 f"evaluators[{number}].weights: hardening needs classifiers of half of the people, "
                 "which it trains: remove the weights"
             )
-    if not exp.judging.positive_control:
+    if exp.judging.positive_control is not True:
         raise ConfigError("judging.positive_control: hardening needs it: remove the setting")
     return exp
 

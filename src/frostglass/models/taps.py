@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from frostglass.core.errors import ModelError
 from frostglass.core.types import Shape
@@ -215,7 +216,9 @@ def _watched(module: nn.Module) -> Iterator[list[Call]]:
 
         return record
 
-    handles = [layer.register_forward_hook(watch(name)) for name, layer in module.named_modules()]
+    # TorchScript takes no hooks: what runs inside of it is not seen.
+    seen = [(n, each) for n, each in module.named_modules() if not isinstance(each, ScriptModule)]
+    handles = [layer.register_forward_hook(watch(name)) for name, layer in seen]
     try:
         yield calls
     finally:

@@ -10,6 +10,7 @@ from frostglass.auditing.products import blank_view
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import ConfigError, FrostglassError
 from frostglass.core.types import CAPABILITIES, Target
+from frostglass.models.answers import answers_only
 from frostglass.models.base import MODEL_ERRORS
 from frostglass.plan.brief import SHOWN, head
 from frostglass.plan.dry_run import DryRunWork
@@ -18,8 +19,14 @@ from frostglass.priors.base import PriorMethod
 from frostglass.training.settings import Training
 
 
-def access_problems(attack: Attack, method: PriorMethod | None) -> list[str]:
-    """Check that a tied prior is fitted with no more access than the attack has."""
+def access_problems(attack: Attack, method: PriorMethod | None, target: Training) -> list[str]:
+    """Check that the target can be asked so, and that a tied prior asks no more than the attack."""
+    if answers_only(target.weights) and "gradients" in attack.access:
+        return [
+            f"{attack.name} needs gradients, and {target.weights} can only be asked for scores or "
+            "labels. Use mirror_genetic (scores) or brepmi (labels); or give the model as a "
+            "checkpoint of target.model, or as a function."
+        ]
     granted = max(CAPABILITIES.index(access) for access in attack.access)
     while method is not None:
         if method.access and CAPABILITIES.index(method.access) > granted:

@@ -254,7 +254,7 @@ class _Checks:
         secret = len(self.exp.data.secret_people()) + split.secret
         size = TrainingSize(records, config.batch, config.epochs, secret)
         check_training(config, target, defenses, size)
-        if config.weights:
+        if config.weights and not config.whole:
             load_weights(target.module, config.weights)
         if stage:
             self._classifier(stage.config, stage.defenses)
@@ -262,7 +262,8 @@ class _Checks:
 
     def _plain(self, config: Training) -> Target:
         """Return the network of a training, without defenses and weights."""
-        names = ("model", "options", "mean", "std", "attributes", "cut")
+        names = ["model", "options", "mean", "std", "attributes", "cut"]
+        names += ["weights", "trust", "endpoint"] if config.whole else []
         network = Training(**{name: getattr(config, name) for name in names})
         return self._shared(self._built, network)
 
@@ -383,7 +384,7 @@ class _Checks:
         view = target.view(attack.access)  # type: ignore[arg-type]
         return [
             *attack.problems(view, replace(assets, prior=prior)),
-            *access_problems(attack, method),
+            *access_problems(attack, method, self.exp.target),
         ]
 
 

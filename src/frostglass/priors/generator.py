@@ -13,11 +13,11 @@ from frostglass.core.method import AuditSize, Budget
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import UNKNOWN, Prior
 from frostglass.core.types import Shape
-from frostglass.priors._foreign import (
+from frostglass.models.foreign import (
     check_trust,
     files_of,
     load_network,
-    onnx_latent,
+    onnx_input,
     split_source,
 )
 from frostglass.priors._user_images import Latents, UserImages, check_generator, sides
@@ -148,7 +148,7 @@ class Generator(PriorMethod):
         """Read the prior; refuse it if it is not as stated or does not fit images of this shape."""
         kind, place = split_source(self.source)
         images = self._images().to(device)
-        if kind == "onnx" and (taken := onnx_latent(Path(place))) not in (None, self.latents.shape):
+        if kind == "onnx" and (taken := onnx_input(Path(place))) not in (None, self.latents.shape):
             raise ModelError(
                 f"{self.source} takes latents of {sides(taken)}, and {self.latents} was stated: "
                 f"state {Latents(self.latents.kind, taken)}"

@@ -10,6 +10,8 @@ from frostglass.core.types import Shape, Target
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, TrainingProgress, TrainingSize
 from frostglass.defenses.base import defenses as registry
+from frostglass.models.answers import order_layer, read_whole
+from frostglass.models.base import Preprocess
 from frostglass.models.build import build
 from frostglass.models.checkpoint import body, load_body, read_body
 from frostglass.models.cut import cut
@@ -31,21 +33,15 @@ def untrained(
 
     `start` fills all but the head: the target of the first stage, or a checkpoint file.
     """
-    module = build(
-        config.model,
-        classes=len(classes),
-        image_shape=image_shape,
-        mean=config.mean,
-        std=config.std,
-        seed=seed,
-        **config.options,
-    )
+    module = _network(config, len(classes), image_shape, seed=seed)
+    order = order_layer(module)
     plain = Target(
         module=module,
         classes=classes,
         image_shape=image_shape,
-        head=find_head(module, image_shape),
-        taps=find_taps(module, image_shape),  # of the plain network: replaced heads have none
+        head=order or find_head(module, image_shape),
+        # Of the plain network: replaced heads have none, and of one that is asked nothing is read.
+        taps=() if order else find_taps(module, image_shape),
         attributes=bool(config.attributes),
         cut=cut(module, config.cut, image_shape).tap if config.cut else "",
     )
@@ -57,6 +53,24 @@ def untrained(
         tensors = read_body(plain.module, plain.head, start, config.start_parts)
         load_body(plain.module, plain.head, tensors, config.start_parts)
     return compose.prepare(defenses, plain, seed=seed)
+
+
+def _network(config: Training, classes: int, image_shape: Shape, *, seed: int) -> nn.Module:
+    """Build an untrained network, or read a given one that is whole."""
+    if config.weights and config.whole:
+        network = read_whole(config.weights, classes, image_shape, config.endpoint)
+        if config.mean is None or config.std is None:
+            return network
+        return Preprocess(network, config.mean, config.std)
+    return build(
+        config.model,
+        classes=classes,
+        image_shape=image_shape,
+        mean=config.mean,
+        std=config.std,
+        seed=seed,
+        **config.options,
+    )
 
 
 def rebuild_network(recipe: Mapping[str, Any]) -> nn.Module:

@@ -15,6 +15,7 @@ from frostglass.core.ranks import Ranks, default_devices, together
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, TrainingProgress
+from frostglass.models.answers import described, labels_only
 from frostglass.models.checkpoint import load_weights
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
@@ -121,11 +122,19 @@ def _stage_facts(stage: FirstStage, start: Target) -> dict[str, Any]:
 
 def _given(config: Training, target: Target, split: Split, device: torch.device) -> Target:
     """Load weights that were not trained here, and examine them on the private images."""
-    load_weights(target.module, str(config.weights))
+    if not config.whole:
+        load_weights(target.module, str(config.weights))
     target.module.to(device)
     if split.train.pixels.is_meta:  # a dry run has no content to examine
         return target
-    return examine(target, split, config.classes)
+    return _limited(examine(target, split, config.classes))
+
+
+def _limited(target: Target) -> Target:
+    """Note that a given model answers with labels alone, if the examination saw that."""
+    if not labels_only(target.module):
+        return target
+    return replace(target, info={**target.info, "labels_only": True})
 
 
 def _check(
@@ -225,7 +234,7 @@ def _info(
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     weights = list(target.module.parameters())
     info: dict[str, Any] = {
-        "model": config.model,
+        "model": _model_name(config, target),
         "parameters": sum(weight.numel() for weight in weights),
         "strangers_accepted": strangers_accepted(target, split),
         **target.info,  # of an examination, which measured the accuracy
@@ -243,6 +252,12 @@ def _info(
         }
         info["facts"] = {name: values for name, values in facts.items() if values}
     return info
+
+
+def _model_name(config: Training, target: Target) -> str:
+    if config.weights and config.whole:
+        return described(target.module, config.weights)
+    return config.model
 
 
 def accuracy(target: Target, images: Images) -> float:

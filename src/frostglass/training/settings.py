@@ -17,7 +17,9 @@ from frostglass.data._impostors import other_people
 from frostglass.data._splits import public_people
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, Stage, TrainingSize
+from frostglass.models.answers import check_source, is_whole, source_files
 from frostglass.models.build import source
+from frostglass.models.endpoint import EndpointSettings
 from frostglass.training.accelerator import Precision
 
 PUBLIC = "public"
@@ -34,7 +36,13 @@ class Training:
         options: keyword arguments of the model's builder.
         mean, std: normalisation inside the model, one number per channel; none by default (images
             stay in [0, 1]).
-        weights: a checkpoint to load instead of training.
+        weights: what to load instead of training: a checkpoint of `model`, or a whole network.
+            That is "onnx:FILE" or "torchscript:FILE", or the address of an endpoint,
+            "https://host/path" (all three are only asked, for scores or labels), or
+            "package.module:function", which is called without arguments and returns a trained
+            network. `model` is then what the positive control trains.
+        trust: read a TorchScript file, which is a program and can write files when it is read.
+        endpoint: how an endpoint is asked: `batch`, `timeout`, `retries` and `token`.
         classes: the people's names in the order of the outputs of `weights`, if that is not the
             sorted one. An order that is given is believed, also where another one fits the images
             better; a warning then names that one.
@@ -70,6 +78,8 @@ class Training:
     mean: tuple[float, ...] | None = None
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     weights: str | None = None
+    trust: bool = False
+    endpoint: EndpointSettings = Field(default_factory=EndpointSettings)
     classes: tuple[str, ...] = ()
     start: str | None = None
     start_parts: tuple[str, ...] = ()
@@ -102,6 +112,8 @@ class Training:
                 "weights are loaded instead of training, so there is nothing to start: "
                 "leave weights or start out"
             )
+        if self.weights and is_whole(self.weights):
+            check_source(self.weights, trust=self.trust)
         if self.classes and not self.weights:
             raise ValueError(
                 "classes: states the order of the outputs of weights that are loaded: set weights, "
@@ -118,12 +130,25 @@ class Training:
 
     def files(self) -> list[Path]:
         """List the files this configuration reads."""
-        paths = (self.weights, self.starting_file, source(self.model))
-        return [Path(path) for path in paths if path]
+        paths = [self.starting_file, source(self.model)]
+        whole = source_files(self.weights) if self.weights and self.whole else []
+        if not self.whole:
+            paths.append(self.weights)
+        return [*whole, *(Path(path) for path in paths if path)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether `weights` name a whole network."""
+        return is_whole(self.weights)
 
     @property
     def starting_file(self) -> str | None:
         return None if self.start == PUBLIC else self.start
+
+    def retrained(self) -> "Training":
+        """Return a copy that is trained here: without what was given."""
+        plain = EndpointSettings()
+        return replace(self, weights=None, classes=(), trust=False, endpoint=plain)
 
     def brief(self) -> "Training":
         """Return a copy with one epoch, for dry runs."""

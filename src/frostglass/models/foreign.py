@@ -165,8 +165,8 @@ def _read_onnx(path: Path, *, whole: bool = True) -> Any:
         raise ModelError(f"{path} is not a whole ONNX file: {first_line(error)}") from error
 
 
-def onnx_latent(path: Path) -> tuple[int, ...] | None:
-    """Return the shape of one latent as an ONNX file states it; None if it is not complete."""
+def onnx_input(path: Path) -> tuple[int, ...] | None:
+    """Return the shape of one input as an ONNX file states it; None if it is not complete."""
     inputs = _inputs(_read_onnx(path, whole=False).graph)
     dimensions = inputs[0].type.tensor_type.shape.dim if inputs else ()
     sides = tuple(dimension.dim_value for dimension in dimensions)[1:]
