@@ -2,17 +2,8 @@
 
 from typing import ClassVar
 
-from frostglass.analyses.base import (
-    Analysis,
-    AnalysisMethod,
-    Axis,
-    Cell,
-    Context,
-    Curve,
-    Figure,
-    Table,
-    analyses,
-)
+from frostglass.analyses._result import Analysis, Axis, Cell, Curve, Figure, Table
+from frostglass.analyses.base import AnalysisMethod, Context, analyses
 from frostglass.core.parameters import parameters
 from frostglass.defenses.training._dependence import MeasureName
 from frostglass.defenses.training.bido import Bido

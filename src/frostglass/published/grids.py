@@ -232,8 +232,8 @@ def _published(table: Table, part: Part, seeds: int | None, folder: Path) -> lis
             chosen = _chosen(
                 (file.cases if names == [""] else cases).values(), names, str(file.path)
             )
-            methods = [each for _, each in wanted]
-            settings = _with_grid(file.settings, chosen, methods, seeds or part.seeds)
+            models = [each for _, each in wanted]
+            settings = _with_grid(file.settings, chosen, models, seeds or part.seeds)
             labels = _labels(settings, wanted, part)
             built.append(Grid(settings, labels, part, config=file.path, missing=lacking))
             lacking = ()
