@@ -82,10 +82,11 @@ def train_target(
     if config.weights:
         target = _given(config, target, split, device)
     else:
-        start_from = copy.deepcopy(target)  # for other processes, which share its memory
+        devices = 1 if device.type == "meta" else devices
+        # A copy for other processes, which share its memory.
+        start_from = copy.deepcopy(target) if devices > 1 else target
         task = (split, defenses, perceptual, seed, device)
-        together_with = 1 if device.type == "meta" else devices
-        with together(together_with, device, _train_along, config, start_from, *task) as ranks:
+        with together(devices, device, _train_along, config, start_from, *task) as ranks:
             trainer = _trainer(ranks, config, target, *task)
             learned = _fit(trainer, split.validation, work or Work.scratch())
         trainer.finish()
