@@ -69,7 +69,7 @@ def _pair(
     attack: ModelAttack, rows: int, passes: Passes, target: Target, prior: Prior
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return the attack's search and the bare passes of as many steps, from the same start."""
-    recipe = attack.recipe(target.view(attack.access), Assets(prior=prior), seed=0)
+    recipe = attack.recipe(target.view(["gradients"]), Assets(prior=prior), seed=0)
     labels, draws = torch.arange(rows) % CLASSES, torch.arange(rows) // CLASSES
     first = recipe.start(torch.arange(CLASSES)).flatten(0, 1)[:1]
     state = first.expand(rows, *first.shape[1:]).clone()

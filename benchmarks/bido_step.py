@@ -45,7 +45,7 @@ def step(
     target = untrained(config, tuple(map(str, range(CLASSES))), SHAPE, defenses, seed=0)
     module = target.module.train()
     optimizer = optimizer_of(config, list(module.parameters()))
-    taps = compose.taps(defenses, target)
+    taps = [defense.taps(target) for defense in defenses]
 
     def run() -> None:
         with capture(module, tuple(name for names in taps for name in names)) as tapped:

@@ -59,7 +59,8 @@ def _settings(name: str, folder: Path) -> dict[str, Any]:
     if name == "PLG-MI at 64":
         return _audit(64, "ir152", {"name": "conditional", **short}, {"name": "plgmi", **few})
     if name == "GMI on StyleGAN2 at 256":
-        prior = {"name": "stylegan2", "weights": str(_stylegan2(folder / "style.safetensors"))}
+        weights = str(_stylegan2(folder / "style.safetensors"))
+        prior: dict[str, Any] = {"name": "stylegan2", "weights": weights}
         attack = {"name": "gmi", "critic_weight": 0.0, **few, "batch": 16}
         data = {
             "name": "folder",

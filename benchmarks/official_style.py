@@ -60,7 +60,7 @@ def _ours(generator: nn.Module, critic: nn.Module, module: nn.Module, steps: int
         seen_identities=identity_hashes([]),
     )
     attack = Gmi(steps=steps, candidates=SEEDS, keep=SEEDS)
-    view = wrap(module, classes=1000, image_shape=SHAPE).view(attack.access)
+    view = wrap(module, classes=1000, image_shape=SHAPE).view(["gradients"])
     invert(attack, view, Assets(prior=prior), people=range(PEOPLE), seed=0)
 
 

@@ -77,7 +77,7 @@ def attacked(people: int) -> tuple[float, float]:
         image_shape=SHAPE,
         seen_identities=identity_hashes([]),
     )
-    view = wrap(target, classes=SIZES[-1], image_shape=SHAPE).view(ATTACK.access)
+    view = wrap(target, classes=SIZES[-1], image_shape=SHAPE).view(["gradients"])
     invert(ATTACK, view, Assets(prior=prior), people=range(2), seed=0)
     began = time.process_time()
     invert(ATTACK, view, Assets(prior=prior), people=range(people), seed=0)

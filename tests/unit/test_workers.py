@@ -507,6 +507,15 @@ def test_a_cluster_that_cannot_be_started_is_an_error_of_one_line(tmp_path, monk
             pass
 
 
+def test_a_node_without_the_folder_of_the_command_is_named(tmp_path):
+    setup = Setup(tmp_path / "store", "cpu", 1, 1, tmp_path / "elsewhere")
+    outcome = cluster._carry_out(setup, Assignment(partial(job, ["a"], tmp_path), "target", "k"))
+    assert str(outcome.error) == (
+        f"target k: a node of the Ray cluster cannot use {tmp_path / 'elsewhere'} (No such file or "
+        "directory): run the command in a folder that all nodes share"
+    )
+
+
 def test_what_no_node_can_hold_is_refused_and_a_dead_node_is_named(tmp_path):
     ray, store = Ray(), Store(tmp_path / "store")
     with pytest.raises(ConfigError, match="a task needs 8 cores, the largest node of the Ray"):

@@ -99,9 +99,10 @@ def _learn(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Train a target and complete it; return what was recorded, and facts of the opponents."""
     split, defenses, _, _, device = task
-    start_from = copy.deepcopy(target)  # for other processes, which share its memory
-    together_with = 1 if device.type == "meta" else devices
-    with together(together_with, device, _train_along, config, start_from, *task) as ranks:
+    devices = 1 if device.type == "meta" else devices
+    # A copy for other processes, which share its memory.
+    start_from = copy.deepcopy(target) if devices > 1 else target
+    with together(devices, device, _train_along, config, start_from, *task) as ranks:
         trainer = _trainer(ranks, config, target, *task)
         learned = _fit(trainer, split.validation, work)
     trainer.finish()

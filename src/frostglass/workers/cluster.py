@@ -164,4 +164,13 @@ def _worker(setup: Setup) -> Worker:
 
 
 def _carry_out(setup: Setup, assignment: Assignment) -> Outcome:
-    return _worker(setup).work_on(assignment)
+    try:
+        worker = _worker(setup)
+    except OSError as error:
+        return Outcome(
+            RunError(
+                f"{assignment.title}: a node of the Ray cluster cannot use {setup.folder} "
+                f"({error.strerror}): run the command in a folder that all nodes share"
+            )
+        )
+    return worker.work_on(assignment)
