@@ -89,20 +89,23 @@ def test_nearest_over_several_blocks_of_references(monkeypatch):
     assert nearest(b[6:8], b).tolist() == [0, 0]
 
 
-def test_neighbours_of_unfit_features_are_refused():
-    with pytest.raises(DataError, match=r"of one width, .* got \(2, 3\) and \(2, 4\)"):
-        nearest(features(2), features(2, 4))
-    with pytest.raises(DataError, match=r"at least one to compare with, got \(2, 3\) and \(0, 3\)"):
-        nearest(features(2), features(0))
+@pytest.mark.parametrize("compare", [nearest, frechet_distance, lambda a, b: prdc(b, a, 1)])
+def test_features_that_cannot_be_compared_are_refused(compare):
+    with pytest.raises(DataError, match=r"of one width .* got \(4, 3\) and \(4, 5\)"):
+        compare(features(4), features(4, 5))
+    with pytest.raises(DataError, match=r"at least . images each, got \(4, 3\) and \(0, 3\)"):
+        compare(features(4), features(0))
+    for value in (torch.nan, torch.inf):
+        broken = features(5)
+        broken[2, 1] = value
+        for pair in ((broken, features(5)), (features(5), broken)):
+            with pytest.raises(DataError, match="NaN or infinity in 1 of 5 rows"):
+                compare(*pair)
+
+
+def test_no_ball_reaches_more_neighbours_than_there_are():
     with pytest.raises(DataError, match="more than 3 features for 3 neighbours, got 3"):
         radii(features(3), 3)
-
-
-def test_frechet_refuses_rows_that_are_not_finite():
-    broken = features(5)
-    broken[2, 1] = torch.nan
-    with pytest.raises(DataError, match="NaN or infinity in 1 of 5 rows"):
-        frechet_distance(broken, features(5))
 
 
 def test_moments_in_several_panels_and_chunks(monkeypatch):
@@ -297,6 +300,27 @@ def test_a_person_without_images_is_named():
         measure([Centroid()], evidence)
     with pytest.raises(RunError, match=r"images of shape \(4, 0, 3, 16, 16\): there is nothing"):
         measure([Centroid()], world(noise()[:, :0]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, 1.1, -0.1])
+def test_images_that_are_none_are_refused(value):
+    """As bytes NaN is black, and 1.1 is dark: an attack that failed would look like a defense."""
+    images = noise()
+    images[1, 2, 0, 3, 3] = value
+    with pytest.raises(RunError, match=r"expected images in \[0, 1\], got 1 with other values"):
+        measure([Centroid()], world(images))
+
+
+def test_one_private_image_of_a_person_is_too_few():
+    """Its centroid is the image itself; a ball around it has no neighbour to reach."""
+    data = split()
+    first = torch.stack([(data.train.labels == who).nonzero()[0, 0] for who in range(PEOPLE)])
+    few = replace(data, train=data.train.at(first))
+    with pytest.raises(DataError, match="at least 4 private training images and reconstructions"):
+        measure([Prdc()], replace(world(noise()), split=few))
+    copies_of_it = few.train.floats()[:, None].expand(-1, EACH, -1, -1, -1)
+    rows = measure([Centroid()], replace(world(copies_of_it), split=few))
+    assert rows.columns["centroid"].max() < 1e-4
 
 
 def test_features_that_are_not_finite_are_refused():

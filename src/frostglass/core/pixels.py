@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frostglass.core.errors import RunError
 from frostglass.runtime.batching import BATCH_MULTIPLE
 
 AT_ONCE = 2**22  # bytes that are read together
@@ -138,10 +139,21 @@ class ByteImages:
 
 
 def as_bytes(images: Tensor | ByteImages) -> ByteImages:
-    """Round images to 8 bits, as every saved or judged image is."""
+    """Round images to 8 bits, as every saved or judged image is.
+
+    Images outside [0, 1] are refused: NaN would become a black image, and 1.1 a dark one.
+    """
     if isinstance(images, ByteImages):
         return images
-    return ByteImages(images.detach().mul(255).round().byte())
+    levels = images.detach().mul(255).round()
+    inside = (levels >= 0) & (levels <= 255)  # NaN is not
+    if not levels.is_meta and not bool(inside.all()):
+        broken = int((~inside).flatten(-3).any(-1).sum())
+        raise RunError(
+            f"expected images in [0, 1], got {broken} with other values or NaN: check the attack "
+            "that made them, such as its lr"
+        )
+    return ByteImages(levels.byte())
 
 
 def view(pixels: Pixels, rows: Tensor) -> PixelView:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from frostglass.core.errors import DataError
+from frostglass.metrics._features import check_features
 
 CHUNK = 4096  # rows that are converted to double precision together
 PANEL = 256  # rows of a covariance that are computed together, from its diagonal on
@@ -24,16 +24,7 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     Paper: Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017,
     arXiv 1706.08500.
     """
-    if (
-        first.ndim != 2
-        or second.ndim != 2
-        or first.shape[1] != second.shape[1]
-        or min(len(first), len(second)) < 2
-    ):
-        raise DataError(
-            "expected features (N, F) and (M, F) of at least 2 images each, got "
-            f"{tuple(first.shape)} and {tuple(second.shape)}"
-        )
+    check_features(first, second, least=2)
     (mean1, cov1), (mean2, cov2) = _moments(first), _moments(second)
     root = _root(cov1)
     product = root @ cov2 @ root.T
@@ -44,10 +35,6 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and covariance (N - 1) in double precision."""
-    if broken := int((~features.isfinite()).any(1).sum()):
-        raise DataError(
-            f"expected finite features, got NaN or infinity in {broken} of {len(features)} rows"
-        )
     mean = features.mean(0, dtype=torch.double)
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.double, device=features.device)
     for part in features.split(CHUNK):
