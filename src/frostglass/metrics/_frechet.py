@@ -13,8 +13,10 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     """Return ‖m₁ - m₂‖² + Tr(C₁ + C₂ - 2(C₁C₂)^½) of means and covariances of features.
 
     Features are (N, F) and (M, F). Tr (C₁C₂)^½ is the sum of the roots of the eigenvalues of
-    R C₂ Rᵀ, which is symmetric, for any R with RᵀR = C₁. All is computed in double precision, and
-    memory grows with F², not with a copy of the features.
+    R C₂ Rᵀ, which is symmetric, for any R with RᵀR = C₁. Of few images, it is the sum of the
+    singular values of X₁X₂ᵀ / √((N - 1)(M - 1)), with centred features X, and no covariance is
+    needed. All is computed in double precision, and memory grows with F², not with a copy of the
+    features.
 
     With fewer images than features, a covariance is singular; the formula still holds, and its
     value is the distance of the two samples' Gaussians on the subspace they span. It is too large
@@ -25,12 +27,29 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     arXiv 1706.08500.
     """
     check_features(first, second, least=2)
+    of_sets = _of_few if max(len(first), len(second)) <= first.shape[1] else _of_many
+    return of_sets(first, second)
+
+
+def _of_many(first: Tensor, second: Tensor) -> float:
+    """Return the distance by F × F covariances."""
     (mean1, cov1), (mean2, cov2) = _moments(first), _moments(second)
     root = _root(cov1)
-    product = root @ cov2 @ root.T
-    shared = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().sum()
+    shared = torch.linalg.eigvalsh(root @ cov2 @ root.T).clamp(min=0).sqrt().sum()
     shift = (mean1 - mean2).square().sum()
     return (shift + cov1.trace() + cov2.trace() - 2 * shared).item()
+
+
+def _of_few(first: Tensor, second: Tensor) -> float:
+    """Return the distance by the N × M products of features."""
+    means = [features.mean(0, dtype=torch.double) for features in (first, second)]
+    one, two = (
+        (features - mean) / (len(features) - 1) ** 0.5
+        for features, mean in zip((first, second), means, strict=True)
+    )
+    shared = torch.linalg.svdvals(one @ two.T).sum()
+    shift = (means[0] - means[1]).square().sum()
+    return (shift + one.square().sum() + two.square().sum() - 2 * shared).item()
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
