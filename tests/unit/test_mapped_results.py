@@ -87,5 +87,5 @@ def test_the_baseline_is_the_same_in_a_file(tmp_path):
 
 def test_images_that_are_not_finite_are_refused_before_they_become_bytes(tmp_path):
     images = CollectedImages(mapped_work(tmp_path / "work"), 1)
-    with pytest.raises(RunError, match="not finite: lower its lr"):
+    with pytest.raises(RunError, match="got 1 with other values or NaN: check the attack"):
         images.smaller({"images": torch.full((1, 1, 3, 4, 4), torch.nan)})

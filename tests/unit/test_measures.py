@@ -8,7 +8,7 @@ from torch import nn
 
 from evidence import reconstructions
 from frostglass.core.errors import ConfigError, DataError, RunError
-from frostglass.metrics._frechet import _moments, frechet_distance
+from frostglass.metrics._frechet import _moments, _of_few, _of_many, frechet_distance
 from frostglass.metrics._neighbours import nearest, prdc, radii
 from frostglass.metrics._stats import jackknife
 from frostglass.metrics.base import Evidence, Score, measure, outputs
@@ -89,20 +89,23 @@ def test_nearest_over_several_blocks_of_references(monkeypatch):
     assert nearest(b[6:8], b).tolist() == [0, 0]
 
 
-def test_neighbours_of_unfit_features_are_refused():
-    with pytest.raises(DataError, match=r"of one width, .* got \(2, 3\) and \(2, 4\)"):
-        nearest(features(2), features(2, 4))
-    with pytest.raises(DataError, match=r"at least one to compare with, got \(2, 3\) and \(0, 3\)"):
-        nearest(features(2), features(0))
+@pytest.mark.parametrize("compare", [nearest, frechet_distance, lambda a, b: prdc(b, a, 1)])
+def test_features_that_cannot_be_compared_are_refused(compare):
+    with pytest.raises(DataError, match=r"of one width .* got \(4, 3\) and \(4, 5\)"):
+        compare(features(4), features(4, 5))
+    with pytest.raises(DataError, match=r"at least . images each, got \(4, 3\) and \(0, 3\)"):
+        compare(features(4), features(0))
+    for value in (torch.nan, torch.inf):
+        broken = features(5)
+        broken[2, 1] = value
+        for pair in ((broken, features(5)), (features(5), broken)):
+            with pytest.raises(DataError, match="NaN or infinity in 1 of 5 rows"):
+                compare(*pair)
+
+
+def test_no_ball_reaches_more_neighbours_than_there_are():
     with pytest.raises(DataError, match="more than 3 features for 3 neighbours, got 3"):
         radii(features(3), 3)
-
-
-def test_frechet_refuses_rows_that_are_not_finite():
-    broken = features(5)
-    broken[2, 1] = torch.nan
-    with pytest.raises(DataError, match="NaN or infinity in 1 of 5 rows"):
-        frechet_distance(broken, features(5))
 
 
 def test_moments_in_several_panels_and_chunks(monkeypatch):
@@ -113,14 +116,21 @@ def test_moments_in_several_panels_and_chunks(monkeypatch):
     assert torch.allclose(covariance, some.double().T.cov())
 
 
-def test_frechet_of_few_images_is_the_nuclear_norm_of_their_products():
-    """Tr (C₁C₂)^½ = ‖X₁X₂ᵀ‖ / √((n - 1)(m - 1)) of centred features, in any rank."""
-    a, b = features(5, 20).double(), features(7, 20, seed=1).double()
-    one, two = a - a.mean(0), b - b.mean(0)
-    shared = torch.linalg.svdvals(one @ two.T).sum() / (4 * 6) ** 0.5
-    traces = one.square().sum() / 4 + two.square().sum() / 6
-    slow = (a.mean(0) - b.mean(0)).square().sum() + traces - 2 * shared
-    assert frechet_distance(a, b) == pytest.approx(slow.item())
+def test_frechet_of_few_images_has_the_eigenvalues_of_their_covariances():
+    """Both ways of computing it, and the product C₁C₂ itself, whose rank is small."""
+    a, b = features(5, 20).double(), features(7, 20, seed=1).double() + 1
+    c1, c2 = a.T.cov(), b.T.cov()
+    shared = torch.linalg.eigvals(c1 @ c2).real.clamp(min=0).sqrt().sum()
+    slow = (a.mean(0) - b.mean(0)).square().sum() + c1.trace() + c2.trace() - 2 * shared
+    assert _of_few(a, b) == pytest.approx(slow.item(), rel=1e-5)
+    assert _of_many(a, b) == pytest.approx(_of_few(a, b), rel=1e-6)
+    assert frechet_distance(a, b) == _of_few(a, b)
+    many, more = features(30), features(40, seed=1)
+    assert (
+        frechet_distance(many, more)
+        == _of_many(many, more)
+        == pytest.approx(_of_few(many, more), rel=1e-9)
+    )
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():
@@ -297,6 +307,27 @@ def test_a_person_without_images_is_named():
         measure([Centroid()], evidence)
     with pytest.raises(RunError, match=r"images of shape \(4, 0, 3, 16, 16\): there is nothing"):
         measure([Centroid()], world(noise()[:, :0]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, 1.1, -0.1])
+def test_images_that_are_none_are_refused(value):
+    """As bytes NaN is black, and 1.1 is dark: an attack that failed would look like a defense."""
+    images = noise()
+    images[1, 2, 0, 3, 3] = value
+    with pytest.raises(RunError, match=r"expected images in \[0, 1\], got 1 with other values"):
+        measure([Centroid()], world(images))
+
+
+def test_one_private_image_of_a_person_is_too_few():
+    """Its centroid is the image itself; a ball around it has no neighbour to reach."""
+    data = split()
+    first = torch.stack([(data.train.labels == who).nonzero()[0, 0] for who in range(PEOPLE)])
+    few = replace(data, train=data.train.at(first))
+    with pytest.raises(DataError, match="at least 4 private training images and reconstructions"):
+        measure([Prdc()], replace(world(noise()), split=few))
+    copies_of_it = few.train.floats()[:, None].expand(-1, EACH, -1, -1, -1)
+    rows = measure([Centroid()], replace(world(copies_of_it), split=few))
+    assert rows.columns["centroid"].max() < 1e-4
 
 
 def test_features_that_are_not_finite_are_refused():

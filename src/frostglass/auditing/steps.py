@@ -347,7 +347,7 @@ PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
 ATTACK = Step("attack", 7, _attack, _save_reconstructions, _load_reconstructions)
 PRIOR_ONLY = Step("prior_only", 4, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
-SCORES = Step("scores", 5, _score, _save_rows, _load_rows)
+SCORES = Step("scores", 6, _score, _save_rows, _load_rows)
 
 # What shows private people: their images, the features of these, and their reconstructions.
 PRIVATE = (SPLIT, RELEASE, ATTACK)

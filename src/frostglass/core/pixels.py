@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frostglass.core.errors import StoreError
+from frostglass.core.errors import RunError, StoreError
 from frostglass.runtime.batching import BATCH_MULTIPLE
 
 NAME = "pixels"  # of the tensor in a file
@@ -168,10 +168,21 @@ class ByteImages:
 
 
 def as_bytes(images: Tensor | ByteImages) -> ByteImages:
-    """Round images to 8 bits, as every saved or judged image is."""
+    """Round images to 8 bits, as every saved or judged image is.
+
+    Images outside [0, 1] are refused: NaN would become a black image, and 1.1 a dark one.
+    """
     if isinstance(images, ByteImages):
         return images
-    return ByteImages(images.detach().mul(255).round().byte())
+    levels = images.detach().mul(255).round()
+    inside = (levels >= 0) & (levels <= 255)  # NaN is not
+    if not levels.is_meta and not bool(inside.all()):
+        broken = int((~inside).flatten(-3).any(-1).sum())
+        raise RunError(
+            f"expected images in [0, 1], got {broken} with other values or NaN: check the attack "
+            "that made them, such as its lr"
+        )
+    return ByteImages(levels.byte())
 
 
 def view(pixels: Pixels, rows: Tensor) -> PixelView:

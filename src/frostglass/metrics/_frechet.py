@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from frostglass.core.errors import DataError
+from frostglass.metrics._features import check_features
 
 CHUNK = 4096  # rows that are converted to double precision together
 PANEL = 256  # rows of a covariance that are computed together, from its diagonal on
@@ -13,8 +13,10 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     """Return ‖m₁ - m₂‖² + Tr(C₁ + C₂ - 2(C₁C₂)^½) of means and covariances of features.
 
     Features are (N, F) and (M, F). Tr (C₁C₂)^½ is the sum of the roots of the eigenvalues of
-    R C₂ Rᵀ, which is symmetric, for any R with RᵀR = C₁. All is computed in double precision, and
-    memory grows with F², not with a copy of the features.
+    R C₂ Rᵀ, which is symmetric, for any R with RᵀR = C₁. Of few images, it is the sum of the
+    singular values of X₁X₂ᵀ / √((N - 1)(M - 1)), with centred features X, and no covariance is
+    needed. All is computed in double precision, and memory grows with F², not with a copy of the
+    features.
 
     With fewer images than features, a covariance is singular; the formula still holds, and its
     value is the distance of the two samples' Gaussians on the subspace they span. It is too large
@@ -24,30 +26,34 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     Paper: Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017,
     arXiv 1706.08500.
     """
-    if (
-        first.ndim != 2
-        or second.ndim != 2
-        or first.shape[1] != second.shape[1]
-        or min(len(first), len(second)) < 2
-    ):
-        raise DataError(
-            "expected features (N, F) and (M, F) of at least 2 images each, got "
-            f"{tuple(first.shape)} and {tuple(second.shape)}"
-        )
+    check_features(first, second, least=2)
+    of_sets = _of_few if max(len(first), len(second)) <= first.shape[1] else _of_many
+    return of_sets(first, second)
+
+
+def _of_many(first: Tensor, second: Tensor) -> float:
+    """Return the distance by F × F covariances."""
     (mean1, cov1), (mean2, cov2) = _moments(first), _moments(second)
     root = _root(cov1)
-    product = root @ cov2 @ root.T
-    shared = torch.linalg.eigvalsh(product).clamp(min=0).sqrt().sum()
+    shared = torch.linalg.eigvalsh(root @ cov2 @ root.T).clamp(min=0).sqrt().sum()
     shift = (mean1 - mean2).square().sum()
     return (shift + cov1.trace() + cov2.trace() - 2 * shared).item()
 
 
+def _of_few(first: Tensor, second: Tensor) -> float:
+    """Return the distance by the N × M products of features."""
+    means = [features.mean(0, dtype=torch.double) for features in (first, second)]
+    one, two = (
+        (features - mean) / (len(features) - 1) ** 0.5
+        for features, mean in zip((first, second), means, strict=True)
+    )
+    shared = torch.linalg.svdvals(one @ two.T).sum()
+    shift = (means[0] - means[1]).square().sum()
+    return (shift + one.square().sum() + two.square().sum() - 2 * shared).item()
+
+
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and covariance (N - 1) in double precision."""
-    if broken := int((~features.isfinite()).any(1).sum()):
-        raise DataError(
-            f"expected finite features, got NaN or infinity in {broken} of {len(features)} rows"
-        )
     mean = features.mean(0, dtype=torch.double)
     scatter = torch.zeros(len(mean), len(mean), dtype=torch.double, device=features.device)
     for part in features.split(CHUNK):

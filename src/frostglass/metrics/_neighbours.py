@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import DataError
+from frostglass.metrics._features import check_features
 
 CHUNK = 1024  # queries compared together
 REFERENCES = 8192  # references compared together: a block of distances stays in the cache
@@ -16,7 +17,7 @@ def nearest(queries: Tensor, references: Tensor) -> Tensor:
     inaccurate near zero, so the distance of the nearest is recomputed. Memory grows with the
     inputs, never with Q · R.
     """
-    _check(queries, references)
+    check_features(queries, references)
     centre = references.mean(0)  # large common parts would cost digits
     blocks = [block - centre for block in references.split(REFERENCES)]
     halves = [block.square().sum(1) / 2 for block in blocks]
@@ -60,7 +61,7 @@ def prdc(real: Tensor, fake: Tensor, neighbours: int) -> dict[str, Tensor]:
     Models, NeurIPS 2019, arXiv 1904.06991; Naeem et al., Reliable Fidelity and Diversity Metrics
     for Generative Models, ICML 2020, arXiv 2002.09797.
     """
-    _check(fake, real)
+    check_features(fake, real)
     real_radii, fake_radii = radii(real, neighbours), radii(fake, neighbours)
     inside, reached, recalled = [], torch.zeros(len(real)), torch.zeros(len(real))
     for part, own in zip(fake.split(CHUNK), fake_radii.split(CHUNK), strict=True):
@@ -82,16 +83,3 @@ def _exact(first: Tensor, second: Tensor) -> Tensor:
     """Return all distances in double precision: a copy must be at distance 0."""
     first, second = first.double(), second.double()
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _check(queries: Tensor, references: Tensor) -> None:
-    if (
-        queries.ndim != 2
-        or references.ndim != 2
-        or queries.shape[1] != references.shape[1]
-        or not len(references)
-    ):
-        raise DataError(
-            "expected features (N, F) and (M, F) of one width, and at least one to compare with, "
-            f"got {tuple(queries.shape)} and {tuple(references.shape)}"
-        )
