@@ -104,7 +104,7 @@ LOKT_GAN = {
     "critic_steps": 1,
     "lr": 1e-3,
     "average": 0.98,
-    "steps": 300,
+    "steps": 500,
     "warmup": 10,
 }
 SLOW = ("lokt", "ppdgmi")  # a prior that is trained, a generator that is tuned for each person
