@@ -16,7 +16,7 @@ GIVEN, UNDEFENDED, CONTROL = "given model", "undefended", "undefended control"
 def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return (label, plain config) for each combination of the values listed in [grid]."""
     plain = {key: value for key, value in values.items() if key != "grid"}
-    grid = _flat(values.get("grid", {}))
+    grid = flat_grid(values.get("grid", {}))
     _check(plain, grid)
     configs = []
     for combination in itertools.product(*grid.values()):
@@ -58,13 +58,13 @@ def _check(plain: Mapping[str, Any], grid: Any) -> None:
         raise ConfigError(f"{both[0]}: set both in [grid] and in a case: remove one of the two")
 
 
-def _flat(grid: Any) -> Any:
+def flat_grid(grid: Any) -> Any:
     """Return nested tables with dotted names: grid.attack.loss is "attack.loss" in [grid]."""
     if not isinstance(grid, Mapping):
         return grid
     flat: dict[str, Any] = {}
     for name, value in grid.items():
-        inner = _flat(value)
+        inner = flat_grid(value)
         if isinstance(inner, Mapping):
             flat |= {f"{name}.{path}": choices for path, choices in inner.items()}
         else:
@@ -109,11 +109,11 @@ def _label(path: str, value: Any, choices: list[Any], given: bool) -> str:
         return f"{path}={value}"
     if value == []:
         return GIVEN if given else UNDEFENDED
-    names = [_defense_names(choice, full=False) for choice in choices]
-    return _defense_names(value, full=names.count(_defense_names(value, full=False)) > 1)
+    names = [defense_names(choice, full=False) for choice in choices]
+    return defense_names(value, full=names.count(defense_names(value, full=False)) > 1)
 
 
-def _defense_names(value: Any, *, full: bool) -> str:
+def defense_names(value: Any, *, full: bool) -> str:
     """Name a list of defenses, with parameters where names alone do not differ in a grid."""
     if not isinstance(value, list):
         return str(value)  # parsing reports it

@@ -29,6 +29,7 @@ from frostglass.cli.options import (
     TimeBudgetOption,
     TrustOption,
 )
+from frostglass.cli.published import claims, leaderboard, repro
 from frostglass.cli.workers import AddressOption, OnOption, Spread, WorkersOption
 
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
@@ -55,6 +56,7 @@ app = typer.Typer(
 
 stores = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
+app.add_typer(claims, name="claims", help="Keep results as files that can be checked.")
 app.command()(audit)
 
 
@@ -273,6 +275,10 @@ def release(
     from frostglass.cli.split import release_features
 
     release_features(client, images, out, seed=seed, as_json=as_json, threads=threads)
+
+
+for command in (repro, leaderboard):
+    app.command()(command)
 
 
 @app.command(name="list")

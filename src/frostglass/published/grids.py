@@ -17,6 +17,7 @@ from frostglass.core.registry import nearest
 from frostglass.defenses.base import defenses as registry
 from frostglass.published.reading import FOLDER, Part, Row, Table
 from frostglass.published.strengths import Method, published_methods, small_methods
+from frostglass.report.seeds import without_seed
 
 Scale = Literal["small", "published"]
 SCALES: tuple[Scale, ...] = ("small", "published")
@@ -44,9 +45,17 @@ class Grid:
     settings: Settings
     rows: Mapping[str, tuple[Row, ...]]
     part: Part
+    seeds: int = 1
     world: str = ""
     config: Path | None = None
     missing: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Settings]:
+        """The configs to run: audits of features cannot differ in their seed within one."""
+        if "seed" in self.settings["grid"]:
+            return [self.settings]
+        return [self.settings | {"seed": seed} for seed in range(self.seeds)]
 
 
 def grids(
@@ -74,6 +83,15 @@ def grids(
         suffix = f"-{number}" if len(built) > 1 else ""
         grid.settings["name"] = f"{table.name}-{scale}{suffix}"
     return built
+
+
+def part_of(built: list[Grid], number: int | None) -> list[Grid]:
+    """Return the grid with this number, from 1 on; all without one."""
+    if number is None:
+        return built
+    if not 1 <= number <= len(built):
+        raise ConfigError(f"--part: expected 1 to {len(built)}, got {number}")
+    return [built[number - 1]]
 
 
 def configs_folder(given: Path | None) -> Path:
@@ -123,8 +141,9 @@ def _small(table: Table, part: Part, seeds: int | None) -> Grid:
         )
         for row in rows
     ]
-    settings = _with_grid(settings, chosen, [methods for _, methods in wanted], seeds or part.seeds)
-    return Grid(settings, _labels(settings, wanted, part), part, world["about"])
+    count = seeds or part.seeds
+    settings = _with_grid(settings, chosen, [methods for _, methods in wanted], count)
+    return Grid(settings, _labels(settings, wanted, part), part, count, world["about"])
 
 
 def _names(rows: Sequence[Row], part: Part) -> list[str]:
@@ -179,9 +198,7 @@ def _labels(
     """Return the rows of each audit by its label without a seed."""
     rows: dict[str, tuple[Row, ...]] = {}
     for label, config in expand(settings):
-        seed = f"seed={config.get('seed')}"
-        plain = ", ".join(word for word in label.split(", ") if word != seed)
-        rows[plain] = tuple(
+        rows[without_seed(label, config.get("seed"))] = tuple(
             row
             for row, methods in wanted
             if methods == config["defenses"] and attack_of(row, part) in ("", config["case"])
@@ -233,9 +250,10 @@ def _published(table: Table, part: Part, seeds: int | None, folder: Path) -> lis
                 (file.cases if names == [""] else cases).values(), names, str(file.path)
             )
             models = [each for _, each in wanted]
-            settings = _with_grid(file.settings, chosen, models, seeds or part.seeds)
+            count = seeds or part.seeds
+            settings = _with_grid(file.settings, chosen, models, count)
             labels = _labels(settings, wanted, part)
-            built.append(Grid(settings, labels, part, config=file.path, missing=lacking))
+            built.append(Grid(settings, labels, part, count, config=file.path, missing=lacking))
             lacking = ()
     return built
 
@@ -282,5 +300,5 @@ def preparation(config: Path) -> str:
     text = "\n".join(line.removeprefix("#").strip() for line in lines[:end])
     # A topic starts a line; what follows belongs to it until the next one.
     topics = re.split(r"\n(?=[A-Z][\w' ]{2,40}:)", text)
-    wanted = [topic for topic in topics if re.match(r"(Images|Weights|Generator|Prior)\b", topic)]
+    wanted = [topic for topic in topics if re.match(r"(Images|Weights|Generator)\b", topic)]
     return " ".join(" ".join(wanted).split())

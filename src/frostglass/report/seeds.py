@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from frostglass.attacks.base import Surface
+from frostglass.auditing.expand import NO_GRID
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.metrics._stats import interval_over_seeds
 from frostglass.metrics._tradeoff import drop_ratio
@@ -101,9 +102,13 @@ def _audits(run: Run) -> Iterator[tuple[tuple[str, str], _Audit]]:
     grid = settings.get("grid", {})
     settings["grid"] = {key: value for key, value in grid.items() if key != "seed"}
     for facts, rows in zip(run.document["audits"], run.rows, strict=True):
-        parts = [part for part in facts["label"].split(", ") if part != f"seed={facts['seed']}"]
-        label = ", ".join(parts) or "audit"
+        label = without_seed(facts["label"], facts["seed"])
         yield (json.dumps(settings, sort_keys=True), label), _Audit(facts, rows)
+
+
+def without_seed(label: str, seed: int | None) -> str:
+    """Return the label of an audit in a grid without its seed."""
+    return ", ".join(part for part in label.split(", ") if part != f"seed={seed}") or NO_GRID
 
 
 def _row(label: str, audits: Sequence[_Audit], others: Sequence[_Audit]) -> SeedRow:
