@@ -30,6 +30,7 @@ from frostglass.cli.options import (
     TrustOption,
 )
 from frostglass.cli.published import claims, leaderboard, repro
+from frostglass.cli.store_commands import stores
 from frostglass.cli.workers import AddressOption, OnOption, Spread, WorkersOption
 
 HELP = """Train image models that cannot be inverted, and prove it by attacking them.
@@ -54,7 +55,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-stores = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
 app.add_typer(claims, name="claims", help="Keep results as files that can be checked.")
 app.command()(audit)
@@ -359,30 +359,6 @@ def convert(
     from frostglass.cli.show import convert_weights
 
     convert_weights(kind, source, out, force=force, as_json=as_json)
-
-
-@stores.command(name="show")
-def show_steps(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """List what a store holds, and the unfinished steps of stopped runs."""
-    from frostglass.cli.stores import show_store
-
-    show_store(store, as_json=as_json)
-
-
-@stores.command()
-def clean(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """Remove unfinished steps of stopped runs, which could be resumed; finished ones stay."""
-    from frostglass.cli.stores import clean_store
-
-    clean_store(store, as_json=as_json)
-
-
-@stores.command()
-def purge(store: StoreOption = STORE, as_json: JsonOption = False) -> None:
-    """Remove private images, their features and reconstructions; runs compute them again."""
-    from frostglass.cli.stores import purge_store
-
-    purge_store(store, as_json=as_json)
 
 
 @app.command()
