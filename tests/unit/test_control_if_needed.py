@@ -40,3 +40,4 @@ def test_a_model_that_breaks_is_its_own_control(exp, store, monkeypatch):
     result = audit(exp, store)
     assert result.control is result.trial
     assert "no positive control" not in result.controls.vacuous
+    assert any("breaks the audited model itself" in note for note in result.controls.warnings)

@@ -30,6 +30,10 @@ UNKNOWN_PUBLIC = (
     "public images have no identities: if attacked people are among them, thresholds are too high "
     "and these numbers understate the leak"
 )
+OWN_CONTROL = (
+    "the attack breaks the audited model itself, which shows that it works: no undefended model was "
+    "trained to compare with"
+)
 # Beyond these limits an audit carries a warning, and a report asks for attention.
 DISAGREEMENT = 0.25  # share of reconstructions on which the classifiers disagree
 FOOLED = 0.2  # top-1 minus verified, above which classifiers are fooled if it also halves
@@ -116,6 +120,7 @@ def verdict(
         warnings=(
             *_unknown_people(trial),
             *([] if public_known else [UNKNOWN_PUBLIC]),
+            *([OWN_CONTROL] if control is trial else []),
             *given_warnings(trial.target, control.target if control else None),
             *_same_architecture(trial.target, evaluators),
             *_unfinished(trial.reconstructions),

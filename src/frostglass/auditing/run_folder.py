@@ -225,7 +225,8 @@ def _target(target: Target) -> dict[str, Any]:
 def _training(audit: Audit) -> dict[str, Any]:
     """Return the target's recipe, its defenses' facts, and its time relative to undefended."""
     info, exp = audit.target.info, audit.experiment
-    plain = audit.control.target.info["seconds"] if audit.control else None
+    compared = audit.control if audit.control is not audit.trial else None
+    plain = compared.target.info["seconds"] if compared else None
     seconds = None if exp.target.weights else info["seconds"]
     return {
         "recipe": {**asdict(exp.target), "seed": exp.seed},
