@@ -31,8 +31,8 @@ UNKNOWN_PUBLIC = (
     "and these numbers understate the leak"
 )
 OWN_CONTROL = (
-    "the attack breaks the audited model itself, which shows that it works: no undefended model was "
-    "trained to compare with"
+    "the attack breaks the audited model itself, which shows that it works: no undefended model "
+    "was trained to compare with"
 )
 # Beyond these limits an audit carries a warning, and a report asks for attention.
 DISAGREEMENT = 0.25  # share of reconstructions on which the classifiers disagree
