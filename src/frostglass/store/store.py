@@ -31,6 +31,7 @@ from frostglass.runtime.device import default_device
 from frostglass.store.executor import Executor
 from frostglass.store.files import (
     TAKEN,
+    Work,
     full_disk_reported,
     ignore_in_git,
     make_private,
@@ -148,9 +149,7 @@ class Store:
         work = SharedWork(task.partial / "work", maps_results=True, now=conditions(), helping=True)
         # A folder that is gone: the other process finished the step or was replaced.
         with suppress(Leave, LeaseLost, FileNotFoundError):
-            task.step.make(
-                task.config, seed=task.seed, work=work, device=self.device, **task.inputs
-            )
+            self._compute(task, work)
 
     @contextmanager
     def interrupted_by(self, check: Callable[[], None]) -> Iterator[None]:
@@ -198,8 +197,7 @@ class Store:
             earlier, started = _prepare(task.partial), time.monotonic()
             attempts = earlier["attempts"] + 1
             # Checkpoints of an earlier attempt may have been made under other conditions.
-            more: dict[str, Any] = {"devices": self.devices} if task.step.trains else {}
-            before, now = earlier.get("conditions", []), conditions() | more
+            before, now = earlier.get("conditions", []), conditions() | self._devices_of(task)
             origin["conditions"] = [*before, now] if now not in before else before
 
             def timing() -> dict[str, Any]:
@@ -224,9 +222,7 @@ class Store:
             self.report(
                 task.step.name, task.key, "resume" if any(work.folder.iterdir()) else "start"
             )
-            product = task.step.make(
-                task.config, seed=task.seed, work=work, device=self.device, **task.inputs, **more
-            )
+            product = self._compute(task, work)
             lease.check()
             result = self._save(task, product, lease, origin)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -241,6 +237,13 @@ class Store:
             # If another process took over, it may have removed our files: then raise LeaseLost.
             lease.check()
             raise
+
+    def _compute(self, task: Task[T], work: Work) -> T:
+        more = {**task.inputs, **self._devices_of(task)}
+        return task.step.make(task.config, seed=task.seed, work=work, device=self.device, **more)
+
+    def _devices_of(self, task: Task[Any]) -> dict[str, Any]:
+        return {"devices": self.devices} if task.step.trains else {}
 
     def _save(self, task: Task[Any], product: Any, lease: Lease, origin: Mapping[str, Any]) -> Path:
         """Save the product and its manifest in a folder of this attempt alone.

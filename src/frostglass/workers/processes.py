@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pickle import PicklingError
 from typing import Any, NoReturn
 
 from frostglass.core.errors import ConfigError
@@ -119,7 +118,7 @@ class _Process:
             self.connection.send(assignment)
         except ConnectionError:
             pass  # it died while it was idle: `message` finds that out
-        except (PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:  # such as that a class is local to a function
             raise ConfigError(f"workers: cannot send this run to one ({error}): {OWN}") from error
         self.assignment = assignment
 
