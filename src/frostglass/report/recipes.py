@@ -19,6 +19,7 @@ DEPENDENT = {
     "milestones": ("schedule", "milestones"),
     "decay": ("schedule", "milestones"),
 }
+GIVEN = ("trust", "endpoint")  # how a given network is read: nothing about a training
 DISABLED = {"shift": 0, "crop": 1.0, "jitter": [0.0, 0.0, 0.0, 0.0], "cutout": 0.0}
 PEOPLE = {"public": "{} public people", "private": "the {} private people"}
 MORE = "part of a difference may come from"
@@ -158,7 +159,8 @@ def _used(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in recipe.items()
-        if key not in DEPENDENT or recipe.get(DEPENDENT[key][0]) == DEPENDENT[key][1]
+        if key not in GIVEN
+        and (key not in DEPENDENT or recipe.get(DEPENDENT[key][0]) == DEPENDENT[key][1])
     }
 
 
