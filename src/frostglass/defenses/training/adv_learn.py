@@ -59,9 +59,9 @@ class AdvLearn(DecoderDefense):
         bounded, because the decoder's images are, but the network could still win by scaling its
         features, which any attacker undoes. Batch statistics prevent that, and make the loss
         depend on several samples together. Fixed networks are in evaluation mode. Only epochs of
-        the second half may be selected: before, the decoder has learned little. In our runs the
-        decoder of the plain game ends far behind a fresh one (`facts`, `fresh_share`): `pretrain`,
-        `epoch_turn` and the variant "converging" are additions for that. Crafter's code has
+        the second half may be selected: before, the decoder has learned little. The decoder of
+        the plain game can end behind a fresh one (`facts`, `fresh_share`): `pretrain`, `epoch_turn`
+        and the variant "converging" are additions for that. Crafter's code has
         another form, the variant "crafter"; it begins from a plain training (target.start) and
         normalises its images beyond the range of its decoder.
 
