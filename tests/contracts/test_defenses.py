@@ -17,7 +17,7 @@ from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 from worlds import KilledError, MemoryWork, NoWork, prior, same_weights, split
 
-DECODER = {"decoder_width": 4, "head_start": 2, "public_batch": 8, "fresh_steps": 1}
+DECODER = {"decoder_width": 4, "head_start": 2, "public_batch": 8, "fresh_share": 0.1}
 # Small enough for the four classes and few epochs of a test.
 SMALL = {
     "calor": {"rank": 2, "switch": 0.5},

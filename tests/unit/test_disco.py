@@ -33,7 +33,7 @@ TINY = {
     "pruner_width": 4,
     "head_start": 2,
     "public_batch": 8,
-    "fresh_steps": 0,
+    "fresh_share": 0,
 }
 CONFIG = Training(model="cnn", options={"width": 4}, epochs=4, batch=16, lr=5e-3, cut="stage2")
 STRANGERS = images(40, 5, seed=9, names="stranger")

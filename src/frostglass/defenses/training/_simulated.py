@@ -72,7 +72,7 @@ class DecoderDefense(Defense):
     head_start: Annotated[int, Field(ge=0)] = 50
     epoch_turn: bool = False
     restart_every: Annotated[int, Field(ge=0)] = 0
-    fresh_steps: Annotated[int, Field(ge=0)] = 300
+    fresh_share: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     public_batch: Annotated[int, Field(ge=2)] = 64
 
     takes_attributes = True
@@ -84,8 +84,7 @@ class DecoderDefense(Defense):
         return "mean_square" if self.reduction == "mean" else "batch_norm"
 
     def brief(self) -> Self:
-        fresh = min(self.fresh_steps, 1)
-        return replace(self, decoder_steps=1, head_start=0, epoch_turn=False, fresh_steps=fresh)
+        return replace(self, decoder_steps=1, head_start=0, epoch_turn=False)
 
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         # In the first half the network has met only a decoder that has learned little.
@@ -123,22 +122,24 @@ class SimulatedDecoder(Opponent):
         self._terms, self._seed, self._options = terms, seed, game
         self._shape = released_shape(target)
         self.game = self._new_game("init", 0)
+        self._taken = 0  # steps of this decoder
 
     def turn(self, progress: TrainingProgress, number: int) -> None:
         defense, every = self._defense, self._defense.restart_every
         new = number == 0 and (progress.epoch == 0 or (every and progress.epoch % every == 0))
         if new and progress.epoch:
-            self.game = self._new_game("init", progress.epoch)
+            self.game, self._taken = self._new_game("init", progress.epoch), 0
         steps = defense.decoder_steps + (defense.head_start if new else 0)
-        self._train(self.game, steps, "simulated", progress.epoch, number)
+        self._taken += self._train(self.game, steps, "simulated", progress.epoch, number)
         if defense.epoch_turn and number == 0:
             most = math.ceil(len(self._public) / defense.public_batch)
-            self._train(self.game, most, "epoch turn", progress.epoch, settling=True)
+            path = ("epoch turn", progress.epoch)
+            self._taken += self._train(self.game, most, *path, settling=True)
 
     def _train(
         self, game: DecoderGame, steps: int, *path: str | int, settling: bool = False
-    ) -> None:
-        """Take steps on public images; `settling` ends them when the loss falls no more."""
+    ) -> int:
+        """Take steps on public images and count them; `settling` ends them when the loss has."""
         losses: list[float] = []
         for step in range(steps):
             rng = generator_for(self._seed, *path, step)
@@ -147,6 +148,7 @@ class SimulatedDecoder(Opponent):
             losses.append(game.step(self._features(images), images))
             if settling and settled(losses):
                 break
+        return len(losses)
 
     def _floats(self, index: Tensor) -> Tensor:
         return self._public.floats(index).to(device_of(self._target.module))
@@ -156,7 +158,7 @@ class SimulatedDecoder(Opponent):
 
     def facts(self) -> dict[str, Any]:
         """Compare the opponent with a fresh decoder of the trained network; warn if it is worse."""
-        steps = self._defense.fresh_steps
+        steps = round(self._defense.fresh_share * self._taken)
         if not steps or self._public.pixels.is_meta:
             return {}
         fresh = self._new_game("fresh")
@@ -187,9 +189,10 @@ class SimulatedDecoder(Opponent):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.game.tensors()
+        return {"taken": torch.tensor(self._taken), **self.game.tensors()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._taken = int(tensors["taken"])
         self.game.restore(tensors)
 
     def _new_game(self, *path: str | int) -> DecoderGame:

@@ -59,9 +59,9 @@ class AdvLearn(DecoderDefense):
         bounded, because the decoder's images are, but the network could still win by scaling its
         features, which any attacker undoes. Batch statistics prevent that, and make the loss
         depend on several samples together. Fixed networks are in evaluation mode. Only epochs of
-        the second half may be selected: before, the decoder has learned little. In our runs the
-        decoder of the plain game ends far behind a fresh one (`facts`, `fresh_steps`): `pretrain`,
-        `epoch_turn` and the variant "converging" are additions for that. Crafter's code has
+        the second half may be selected: before, the decoder has learned little. The decoder of
+        the plain game can end behind a fresh one (`facts`, `fresh_share`): `pretrain`, `epoch_turn`
+        and the variant "converging" are additions for that. Crafter's code has
         another form, the variant "crafter"; it begins from a plain training (target.start) and
         normalises its images beyond the range of its decoder.
 
@@ -86,9 +86,9 @@ class AdvLearn(DecoderDefense):
         epoch_turn: before each epoch of the network, train the decoder until its loss settles, at
             most on as many images as are public.
         restart_every: epochs after which a new decoder begins; 0 keeps the first.
-        fresh_steps: steps of a fresh decoder that is trained on the finished network; its error
-            stands beside the opponent's in the target's `facts`, with a warning if the opponent's
-            is a quarter larger. 0 compares nothing.
+        fresh_share: steps of a fresh decoder that is trained on the finished network, as a share
+            of those the opponent took; its error stands beside the opponent's in the target's
+            `facts`, with a warning if the opponent's is a quarter larger. 0 compares nothing.
         pretrain: epochs of a plain training on the private images to begin from; 0 begins from
             target.start, or from random weights.
         public_batch: public images in a decoder step.

@@ -153,9 +153,9 @@ class Disco(DecoderDefense):
         epoch_turn: before each epoch of the network, train the decoder until its loss settles, at
             most on as many images as are public.
         restart_every: epochs after which a new decoder begins; 0 keeps the first.
-        fresh_steps: steps of a fresh decoder that is trained on the finished network; its error
-            stands beside the opponent's in the target's `facts`, with a warning if the opponent's
-            is a quarter larger. 0 compares nothing.
+        fresh_share: steps of a fresh decoder that is trained on the finished network, as a share
+            of those the opponent took; its error stands beside the opponent's in the target's
+            `facts`, with a warning if the opponent's is a quarter larger. 0 compares nothing.
         public_batch: public images in a decoder step.
     """
 
