@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
@@ -16,7 +16,6 @@ from frostglass.report.seeds import SeedRow, seed_rows, without_seed
 from frostglass.store.files import write_bytes
 from frostglass.store.keys import digest
 
-FORMAT: Final = 1
 MIN_SEEDS = 3
 ROUNDING = 1e-9  # of a mean of equal values
 # What the numbers of two claims must share to stand in one table; the rest is the attacker's.
@@ -185,7 +184,7 @@ def _claim(row: SeedRow, values: Mapping[str, Any], run: Run) -> Claim:
     )
     headline, utility = HEADLINES[row.surface]
     return Claim(
-        format=FORMAT,
+        format=1,
         world=_world(run.document, config),
         defense=defense_names(config.get("defenses", []), full=True) or UNDEFENDED,
         attack=facts["case"] or facts["attack"]["name"],

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
@@ -110,7 +110,7 @@ def _judged(lines: Sequence[Line], leak: str) -> tuple[tuple[Line, ...], Counter
         direction = None
         if reference is not None and not line.undefended:
             direction = agreement(reference, line, leak)
-        judged.append(Line(**{**vars(line), "direction": direction}))
+        judged.append(replace(line, direction=direction))
     pairs = [
         agreement(one, other, leak)
         for one, other in combinations(lines, 2)

@@ -249,9 +249,8 @@ def _published(table: Table, part: Part, seeds: int | None, folder: Path) -> lis
             chosen = _chosen(
                 (file.cases if names == [""] else cases).values(), names, str(file.path)
             )
-            models = [each for _, each in wanted]
             count = seeds or part.seeds
-            settings = _with_grid(file.settings, chosen, models, count)
+            settings = _with_grid(file.settings, chosen, [entry for _, entry in wanted], count)
             labels = _labels(settings, wanted, part)
             built.append(Grid(settings, labels, part, count, config=file.path, missing=lacking))
             lacking = ()
