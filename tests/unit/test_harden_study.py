@@ -104,6 +104,12 @@ def test_a_search_killed_at_any_moment_makes_the_same_trials(tmp_path, unbroken)
     assert search(tmp_path) == unbroken
 
 
+def test_a_database_that_was_half_made_is_made_again(tmp_path, unbroken):
+    (tmp_path / "study.db.new").write_bytes(b"half")
+    assert search(tmp_path) == unbroken
+    assert not (tmp_path / "study.db.new").exists()
+
+
 def test_a_larger_budget_continues_the_same_search(tmp_path, unbroken):
     assert search(tmp_path, budget="3 trials") == unbroken[:3]
     assert search(tmp_path) == unbroken

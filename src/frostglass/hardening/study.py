@@ -114,8 +114,30 @@ class Study:
     def __init__(self, folder: Path, candidates: Sequence[Candidate], *, goal: Goal, seed: int):
         self._optuna = optuna_module()
         self.goal, self.seed = goal, seed
-        storage = self._storage(folder / DATABASE)
-        self._studies = {
+        if not (folder / DATABASE).exists():
+            self._begin(folder, candidates)
+        self._studies = self._opened(self._storage(folder / DATABASE), candidates)
+        for study in self._studies.values():
+            self._discard_unfinished(study)
+
+    def _begin(self, folder: Path, candidates: Sequence[Candidate]) -> None:
+        """Make the database aside and move it when it is whole.
+
+        Killed while it is made, it would have tables without the rules that keep names unique.
+        """
+        beside = folder / f"{DATABASE}.new"
+        beside.unlink(missing_ok=True)
+        storage = self._storage(beside)
+        self._opened(storage, candidates)
+        storage.remove_session()
+        storage.engine.dispose()
+        beside.replace(folder / DATABASE)
+
+    def _opened(
+        self, storage: Any, candidates: Sequence[Candidate]
+    ) -> "dict[Candidate, optuna.Study]":
+        """Return the study of each candidate in a database."""
+        return {
             candidate: self._optuna.create_study(
                 storage=storage,
                 study_name=candidate.title,
@@ -124,8 +146,6 @@ class Study:
             )
             for candidate in candidates
         }
-        for study in self._studies.values():
-            self._discard_unfinished(study)
 
     def _storage(self, path: Path) -> Any:
         from sqlalchemy import URL
