@@ -21,6 +21,7 @@ from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen, lay_out, takes_channels_last
 from frostglass.runtime.hooks import capture
+from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,
@@ -83,7 +84,7 @@ class Trainer:
             for each in defenses
         }
         self._opponents = {name: opponent for name, opponent in opponents.items() if opponent}
-        self._threaded = device.type != "meta"  # a dry run sees only what its own thread does
+        self._threaded = _has_room(device)
         self.numerics = {"precision": self._precision, "compiled": faster is not None}
 
     def _compiled(self, device: torch.device) -> nn.Module | None:
@@ -299,3 +300,14 @@ def lr_factor(config: Training, progress: TrainingProgress) -> float:
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def _has_room(device: torch.device) -> bool:
+    """Return whether batches should be prepared by another thread.
+
+    Where the network's threads fill all cores, one more makes them wait for each other. A dry run
+    sees only what its own thread does.
+    """
+    if device.type == "cpu":
+        return torch.get_num_threads() < cores()
+    return device.type != "meta"
