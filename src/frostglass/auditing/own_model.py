@@ -1,5 +1,6 @@
 """An audit of a model that its owner has: the settings are chosen, no config is needed."""
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from frostglass.models.endpoint import SCHEMES
 from frostglass.models.foreign import onnx_input
 from frostglass.runtime.device import default_device
 from frostglass.store.store import Store
+from frostglass.training.settings import Training
 
 Access = Literal["weights", "scores", "labels"]
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -25,14 +27,19 @@ SHIFT = 16  # evaluators see images moved by one in so many pixels
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is spent: people attacked, epochs of evaluators, the prior, and the search."""
+    """How much is spent: people attacked, steps of evaluators, the prior, and the search."""
 
     people: int | None
     epochs: int
+    least_steps: int
     prior: Mapping[str, Any]
     pool: int
     steps: int
     candidates: int
+
+    def epochs_for(self, images: int) -> int:
+        """Return the epochs of a training on so many images: few images need more of them."""
+        return max(self.epochs, math.ceil(self.least_steps * Training().batch / max(images, 1)))
 
 
 _FAST = {"lr": 5e-4, "average": 0.99}  # a generator that is usable after a thousand steps
@@ -40,6 +47,7 @@ EFFORTS = {
     "quick": Effort(
         people=20,
         epochs=15,
+        least_steps=600,
         prior={"width": 16, "steps": 1000, "critic_steps": 3, **_FAST},
         pool=1000,
         steps=80,
@@ -48,13 +56,20 @@ EFFORTS = {
     "usual": Effort(
         people=50,
         epochs=30,
+        least_steps=1500,
         prior={"width": 32, "steps": 4000, "critic_steps": 3, **_FAST},
         pool=3000,
         steps=150,
         candidates=5,
     ),
     "thorough": Effort(
-        people=None, epochs=40, prior={"steps": 20000}, pool=5000, steps=300, candidates=10
+        people=None,
+        epochs=40,
+        least_steps=3000,
+        prior={"steps": 20000},
+        pool=5000,
+        steps=300,
+        candidates=10,
     ),
 }
 FASTER = {"thorough": "usual", "usual": "quick"}
@@ -108,9 +123,12 @@ class OwnModel:
                 "or give a checkpoint with --arch, or MODULE:FUNCTION"
             )
         effort, size = EFFORTS[self.effort], self._size(weights)
-        people = Folder(private=self.private, public=self._public, size=size).counts()[0]
+        people, private, public = Folder(
+            private=self.private, public=self._public, size=size
+        ).counts()
+        epochs, embedding = effort.epochs_for(private), effort.epochs_for(public)
         attacked = people if effort.people is None else min(people, effort.people)
-        target = {"model": self.arch or CONTROL, "weights": weights, "epochs": effort.epochs}
+        target = {"model": self.arch or CONTROL, "weights": weights, "epochs": epochs}
         optional = {"classes": list(self.classes), "trust": self.trust}
         table = {
             "name": f"audit-{_stem(self.model)}",
@@ -123,9 +141,9 @@ class OwnModel:
             },
             "target": target | {key: value for key, value in optional.items() if value},
             "evaluators": [
-                {"model": "resnet", "epochs": effort.epochs},
-                {"model": "convmixer", "epochs": effort.epochs, "shift": max(1, size // SHIFT)},
-                {"kind": "embedder"},
+                {"model": "resnet", "epochs": epochs},
+                {"model": "convmixer", "epochs": epochs, "shift": max(1, size // SHIFT)},
+                {"kind": "embedder", "training": {"model": "resnet", "epochs": embedding}},
             ],
             "prior": {"name": "wgan", **effort.prior},
             "judging": {"identities": attacked, "positive_control": "if_needed"},

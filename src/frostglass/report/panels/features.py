@@ -167,8 +167,10 @@ def _cost_row(entry: Entry) -> list[parts.Cell | str]:
     facts, release = entry.facts, entry.facts.facts
     far, baseline = facts.scores["manifold"].value, facts.prior_only["manifold"].value
     people, candidates = entry.reconstructions.shape[:2]
-    chance = lda_chance(torch.arange(people).repeat_interleave(candidates))
-    by_chance = [] if release.lda is None else [f"by chance {number(chance)}"]
+    by_chance = []
+    if release.lda is not None:  # one image a person has no score, and no chance either
+        chance = lda_chance(torch.arange(people).repeat_interleave(candidates))
+        by_chance.append(f"by chance {number(chance)}")
     access = "; ".join(ACCESS.get(each, each) for each in facts.access)
     count = candidates // facts.images_per_person
     each = [f"{number(count, 'count')} reconstructions per image"] if count > 1 else []
