@@ -224,7 +224,8 @@ def make_run(
     Each audit may set `defenses`, `hits` (top-1 of each classifier, in images; it accepts the
     same), `verified` (images the embedder accepts; the fewest hits by default), `accuracy`,
     `loss`, `success`, `baseline` (images of the prior-only baseline that are top-1 and
-    accepted), `control` (hits in the positive control, None for no control), `model`, `seed`,
+    accepted), `control` (hits in the positive control, None for no control, "itself" for the
+    trial), `model`, `seed`,
     `far` (manifold ratio), `images`, `recipe` (settings of the training), `seconds` (of the
     training; the undefended one takes 60), `info` (more about the target), `case`, `attack`
     (instead of GMI), `steps` (of each search), `partial` (places of people whose search
@@ -284,7 +285,9 @@ def _model_audit(
     prior: Any = SimpleNamespace(info={"method": {"name": spec.get("prior", "wgan")}}, key="prior")
     baseline = rows([spec.get("baseline", 0)] * classifiers, 0.0)
     trial, control = Trial(ModelExposure(target), prior, result, result, own, baseline), None
-    if spec.get("control", ()) is not None:
+    if spec.get("control") == "itself":
+        control = trial
+    elif spec.get("control", ()) is not None:
         undefended = ModelExposure(network(model, 0.982, "undefended", names))
         hits = rows(spec.get("control", every), 1.0)
         control = replace(trial, exposure=undefended, rows=hits)

@@ -187,6 +187,14 @@ def test_a_model_given_as_weights_is_not_called_undefended(tmp_path):
     )
 
 
+def test_a_model_that_is_its_own_control_is_compared_with_no_other(tmp_path):
+    given = {"recipe": {"weights": "w.safetensors"}, "control": "itself"}
+    run = make_run(tmp_path / "run", [{**BROKEN, **given}])
+    page = Page(build_report([run], tmp_path / "report.html"))
+    assert page.sentences[2].startswith("The attack breaks this model itself, by ")
+    assert "on an undefended model" not in page.text
+
+
 def test_a_vacuous_audit_says_so_first_and_nothing_reassuring(tmp_path):
     run = make_run(tmp_path / "run", [FAILED, {**FAILED, "defenses": CALOR}])
     page = Page(build_report([run], tmp_path / "report.html"))

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from frostglass.auditing.controls import MOST_PARTIAL
+from frostglass.auditing.controls import MOST_PARTIAL, OWN_CONTROL
 from frostglass.metrics._significance import LEVEL
 from frostglass.metrics._stats import interval
 from frostglass.report.entry import UNPROTECTED, Entry
@@ -327,11 +327,18 @@ def _uncompared_models(others: Sequence[Subject], lead: Subject) -> str:
     best = max(controlled, key=lambda entry: entry.score.value)
     control = best.facts.controls.control_lift[best.measure]
     stalled = [subject for subject in (lead, *others) if subject.stalled]
+    itself = OWN_CONTROL in best.facts.controls.warnings
     text = (
         f"{_others(others, 'models')}the same attack on an undefended model scores "
         f"{number(control.value, 'points')} points above the prior-only baseline (at least "
         f"{number(control.low, 'points')}), so it works there"
     )
+    if itself:
+        text = (
+            f"{_others(others, 'models')}the attack breaks this model itself, by "
+            f"{number(control.value, 'points')} points above the prior-only baseline (at least "
+            f"{number(control.low, 'points')}), so no undefended model was trained to compare with"
+        )
     if stalled:
         text += f", but it did not converge on {named(stalled)}, {MASKED}"
     if any(subject.kind == "defended" for subject in (lead, *others)):
