@@ -1,6 +1,6 @@
 """Pixels of many images, read where they are indexed: in memory, in one mapped file, or views.
 
-A set of images may be larger than the memory. Whoever reads pixels takes some rows at a time, and
+A set of images may be larger than the memory. A reader of pixels takes some rows at a time, and
 subsets and concatenations are views of the same bytes.
 """
 
@@ -168,7 +168,7 @@ class ByteImages:
 
 
 def as_bytes(images: Tensor | ByteImages) -> ByteImages:
-    """Round images to 8 bits, as every saved or judged image is.
+    """Round images to 8 bits, as every saved or scored image is.
 
     Images outside [0, 1] are refused: NaN would become a black image, and 1.1 a dark one.
     """

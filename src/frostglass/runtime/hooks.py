@@ -31,7 +31,7 @@ class NumbersDraws(Protocol):
 
 @runtime_checkable
 class ChangesAnswers(Protocol):
-    """A part of a network that changes its scores before they are returned to whoever asks."""
+    """A part of a network that changes its scores before they are returned to a client."""
 
     def answers(self, scores: Tensor, draw: int) -> Tensor: ...
 
