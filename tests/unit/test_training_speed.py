@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostglass.core.errors import ConfigError
@@ -15,7 +16,7 @@ from frostglass.data._augment import draw_changes
 from frostglass.defenses.base import TrainingProgress
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
-from frostglass.runtime.freezing import lay_out
+from frostglass.runtime.freezing import channels_last, lay_out, narrow_projections
 from frostglass.training import accelerator, batches
 from frostglass.training.accelerator import FabricAccelerator, supported_precision
 from frostglass.training.batches import AHEAD, computed_ahead, prepared
@@ -108,6 +109,33 @@ def test_networks_are_trained_channels_last_and_returned_as_others():
     assert module[0].weight.stride() == (27, 9, 3, 1)
     for weight in train().module.parameters():
         assert weight.stride() == torch.empty(weight.shape).stride()
+
+
+def narrow():
+    """Return a network with a strided 1×1 convolution of 4 channels."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2))
+
+
+def test_narrow_strided_projections_never_see_channels_last():
+    # Their gradient writes beyond its output on CPUs with AVX2 alone.
+    network, seen = narrow(), []
+    network[1].register_forward_hook(lambda _layer, inputs, _output: seen.extend(inputs))
+    images = torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    (usual,) = torch.autograd.grad(network(images.contiguous()).sum(), images)
+    seen.clear()
+    with channels_last(network):
+        (grad,) = torch.autograd.grad(network(images).sum(), images)
+    assert seen[0].is_contiguous()
+    assert not seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert network[0].weight.stride() == (27, 9, 3, 1)
+    assert_close(grad, usual)
+    target = Target(narrow(), ("a",), (3, 8, 8), head="1")
+    assert fastest_layout(target) is torch.contiguous_format
+
+
+@pytest.mark.parametrize("channels, stride, size", [(16, 2, 1), (4, 1, 1), (4, 2, 3)])
+def test_other_convolutions_may_see_channels_last(channels, stride, size):
+    assert not narrow_projections(nn.Conv2d(channels, 8, size, stride=stride))
 
 
 class Reads(TorchDispatchMode):

@@ -19,7 +19,7 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
-from frostglass.runtime.freezing import frozen, lay_out, takes_channels_last
+from frostglass.runtime.freezing import frozen, lay_out, narrow_projections, takes_channels_last
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for, seeded
@@ -264,6 +264,8 @@ def changes_of(config: Training, count: int, image_shape: Shape, rng: torch.Gene
 def fastest_layout(target: Target) -> torch.memory_format:
     """Return the memory layout to train in: channels last, if the network takes such images."""
     module = target.module
+    if narrow_projections(module):
+        return torch.contiguous_format
     images = torch.rand(2, *target.image_shape, generator=generator_for(0, "trial"))
     images = images.to(device_of(module)).contiguous(memory_format=torch.channels_last)
 
