@@ -133,7 +133,7 @@ def test_narrow_strided_projections_never_see_channels_last():
     assert fastest_layout(target) is torch.contiguous_format
 
 
-@pytest.mark.parametrize("channels, stride, size", [(16, 2, 1), (4, 1, 1), (4, 2, 3)])
+@pytest.mark.parametrize(("channels", "stride", "size"), [(16, 2, 1), (4, 1, 1), (4, 2, 3)])
 def test_other_convolutions_may_see_channels_last(channels, stride, size):
     assert not narrow_projections(nn.Conv2d(channels, 8, size, stride=stride))
 
