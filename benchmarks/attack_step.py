@@ -24,7 +24,8 @@ from frostglass.networks.flow import Flow
 from frostglass.priors.base import identity_hashes
 from frostglass.priors.wgan import Wgan
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import channels_last
 
 SHAPE, STEPS, LIMIT, CLASSES, LATENT = (3, 32, 32), 10, 1.15, 40, 100
 Passes = Callable[[Tensor, Tensor], Tensor]

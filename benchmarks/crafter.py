@@ -19,7 +19,8 @@ from frostglass.networks.amortizer import Amortizer
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.wgan import gradient_penalty
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import channels_last
 from frostglass.store.files import Work
 
 SHAPE, LIMIT = (3, 32, 32), 1.2

@@ -11,8 +11,9 @@ from counting import Counted
 from frostglass.models.build import build
 from frostglass.networks.dcgan import build_generator
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
 from frostglass.runtime.hooks import capture
+from frostglass.runtime.layout import channels_last
 from frostglass.runtime.seeding import seeded
 
 

@@ -15,7 +15,8 @@ from frostglass.defenses.release._implicit import (
     neumann,
 )
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import channels_last
 from frostglass.runtime.seeding import seeded
 
 ROWS, LATENT, FEATURES = 3, 5, 4

@@ -16,13 +16,18 @@ from frostglass.data._augment import draw_changes
 from frostglass.defenses.base import TrainingProgress
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
-from frostglass.runtime.freezing import channels_last, lay_out, narrow_projections
+from frostglass.runtime.layout import (
+    channels_last,
+    fastest_layout,
+    lay_out,
+    narrow_projections,
+)
 from frostglass.training import accelerator, batches
 from frostglass.training.accelerator import FabricAccelerator, supported_precision
 from frostglass.training.batches import AHEAD, computed_ahead, prepared
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
-from frostglass.training.trainer import Trainer, fastest_layout
+from frostglass.training.trainer import Trainer
 from worlds import NoWork, rng, same_weights, split
 
 SMALL = Training(model="cnn", options={"width": 4}, epochs=2, batch=16, lr=5e-3)
@@ -92,7 +97,7 @@ class Viewing(nn.Module):
 
 def test_a_network_that_cannot_take_channels_last_is_trained_as_it_is():
     target = Target(Viewing(), split().classes, (3, 16, 16), head="head")
-    assert fastest_layout(target) is torch.contiguous_format
+    assert fastest_layout(target.module, target.image_shape) is torch.contiguous_format
     trainer = Trainer(SMALL, target, split(), seed=0, device=CPU)
     first, second = (trainer.epoch(TrainingProgress(n, 2))["cross_entropy"] for n in (0, 1))
     assert second < first
@@ -101,7 +106,7 @@ def test_a_network_that_cannot_take_channels_last_is_trained_as_it_is():
 def test_networks_are_trained_channels_last_and_returned_as_others():
     target = Target(nn.Sequential(*Viewing().children()), ("a",), (3, 16, 16), head="1")
     target.module.insert(1, nn.Flatten())
-    assert fastest_layout(target) is torch.channels_last
+    assert fastest_layout(target.module, target.image_shape) is torch.channels_last
     module = target.module
     lay_out(module, torch.channels_last)
     assert module[0].weight.stride() == (27, 1, 9, 3)
@@ -130,7 +135,7 @@ def test_narrow_strided_projections_never_see_channels_last():
     assert network[0].weight.stride() == (27, 9, 3, 1)
     assert_close(grad, usual)
     target = Target(narrow(), ("a",), (3, 8, 8), head="1")
-    assert fastest_layout(target) is torch.contiguous_format
+    assert fastest_layout(target.module, target.image_shape) is torch.contiguous_format
 
 
 @pytest.mark.parametrize(("channels", "stride", "size"), [(16, 2, 1), (4, 1, 1), (4, 2, 3)])

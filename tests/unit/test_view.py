@@ -13,8 +13,9 @@ from frostglass.core.assets import Assets
 from frostglass.core.errors import AccessError, ConfigError, DataError
 from frostglass.core.types import Images, Target
 from frostglass.networks.dcgan import build_generator
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
 from frostglass.runtime.hooks import capture
+from frostglass.runtime.layout import channels_last
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from worlds import SHAPE, NoWork, prior, same_weights, target
 

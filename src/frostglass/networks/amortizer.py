@@ -17,7 +17,8 @@ from frostglass.models.base import probe
 from frostglass.networks.decoder import channels_first
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import channels_last
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,

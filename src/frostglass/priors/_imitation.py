@@ -23,6 +23,7 @@ from frostglass.models.taps import find_head
 from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes, priors
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,
@@ -188,7 +189,10 @@ class ImitatingPrior(PriorMethod):
             lessons = self.lessons(task, view, base)
         facts = []
         for number, student in enumerate(students):
-            self._learn(number, student.to(task.device), lessons, seed=seed, work=task.work)
+            student.to(task.device)
+            lay_out(student, fastest_layout(student, base.image_shape))
+            self._learn(number, student, lessons, seed=seed, work=task.work)
+            lay_out(student, torch.contiguous_format)
             agreement = self._agreement(student, lessons)
             facts.append({"model": self.students[number]["model"], **agreement})
         return replace(
@@ -254,7 +258,8 @@ class ImitatingPrior(PriorMethod):
     ) -> float:
         """Train for one pass over the images; return the mean loss."""
         order = torch.randperm(len(lessons.answers), generator=rng)
-        total, device = 0.0, device_of(student)
+        device = device_of(student)
+        total = torch.zeros((), device=device)  # read once: reading waits for the device
         # Near-equal batches: no image is dropped and no batch is too small for batch norm.
         batches = max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
         for index in order.tensor_split(batches):
@@ -263,8 +268,8 @@ class ImitatingPrior(PriorMethod):
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            total += loss.item() * len(index)
-        return total / len(order)
+            total += loss.detach() * len(index)
+        return total.item() / len(order)
 
     def _agreement(self, student: nn.Module, lessons: Lessons) -> dict[str, float]:
         """Return the mean divergence from the target, and the share of equal predictions."""

@@ -19,8 +19,8 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
-from frostglass.runtime.freezing import frozen, lay_out, narrow_projections, takes_channels_last
 from frostglass.runtime.hooks import capture
+from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
@@ -69,7 +69,7 @@ class Trainer:
         trainable = _trainable(module)
         if trainable.keys() != before.keys():  # frozen layers may be what another defense needs
             check_training(config, target, defenses, size_of(config, split))
-        self._layout = fastest_layout(target)
+        self._layout = fastest_layout(module, target.image_shape)
         lay_out(module, self._layout)
         rule = optimizer_of(config, list(trainable.values()))
         for defense in defenses:
@@ -259,22 +259,6 @@ def changes_of(config: Training, count: int, image_shape: Shape, rng: torch.Gene
         jitter=config.jitter,
         cutout=config.cutout,
     )
-
-
-def fastest_layout(target: Target) -> torch.memory_format:
-    """Return the memory layout to train in: channels last, if the network takes such images."""
-    module = target.module
-    if narrow_projections(module):
-        return torch.contiguous_format
-    images = torch.rand(2, *target.image_shape, generator=generator_for(0, "trial"))
-    images = images.to(device_of(module)).contiguous(memory_format=torch.channels_last)
-
-    def trial() -> None:
-        with frozen(module), torch.no_grad():
-            module.train()(images)
-
-    last = takes_channels_last(trial, module)
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ from frostglass.core.prior import Prior
 from frostglass.core.views import ModelView
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import takes_channels_last
+from frostglass.runtime.layout import takes_channels_last
 from frostglass.runtime.seeding import generator_for
 
 # Tolerance between a network and its folded copy, relative to the largest output: more than the

@@ -30,7 +30,7 @@ from frostglass.core.views import ModelView
 from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last
+from frostglass.runtime.layout import channels_last
 from frostglass.store.files import Checkpoint, Work
 
 # From images and the numbers of their rows in a search to a further loss, one value per image.

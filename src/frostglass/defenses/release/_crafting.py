@@ -25,7 +25,8 @@ from frostglass.defenses.release._state import CraftState
 from frostglass.defenses.strengths import Range, Real
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
-from frostglass.runtime.freezing import channels_last, frozen
+from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import channels_last
 from frostglass.runtime.seeding import generator_for, seed_for
 from frostglass.store.files import Work
 
