@@ -16,6 +16,7 @@ from frostglass.data._augment import draw_changes
 from frostglass.defenses.base import TrainingProgress
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
+from frostglass.networks.decoder import Residual
 from frostglass.runtime.layout import (
     channels_last,
     fastest_layout,
@@ -136,6 +137,15 @@ def test_narrow_strided_projections_never_see_channels_last():
     assert_close(grad, usual)
     target = Target(narrow(), ("a",), (3, 8, 8), head="1")
     assert fastest_layout(target.module, target.image_shape) is torch.contiguous_format
+
+
+def test_a_decoder_of_channels_last_features_keeps_its_narrow_shortcut_safe():
+    block = Residual(4, 8, stride=2)
+    features = torch.rand(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    seen = []
+    block.beside[0].register_forward_hook(lambda _layer, inputs, _output: seen.extend(inputs))
+    block(features)
+    assert not seen[0].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(("channels", "stride", "size"), [(16, 2, 1), (4, 1, 1), (4, 2, 3)])

@@ -14,6 +14,7 @@ from frostglass.core.types import Shape, Target
 from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.networks.dcgan import build_critic, build_generator
 from frostglass.networks.perceptual import perceptual_distance
+from frostglass.runtime.layout import protect_narrow_projections
 from frostglass.runtime.tensors import (
     optimizer_tensors,
     restore_optimizer,
@@ -92,6 +93,7 @@ class Residual(nn.Module):
         if channels != wide or stride != 1:
             shortcut = nn.Conv2d(channels, wide, 1, stride, bias=False)
             self.beside = nn.Sequential(shortcut, nn.BatchNorm2d(wide))
+            protect_narrow_projections(self.beside)  # features may come with channels last
 
     def forward(self, maps: Tensor) -> Tensor:
         return F.relu(self.inner(maps) + self.beside(maps))

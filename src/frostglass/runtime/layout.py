@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -23,11 +24,7 @@ def channels_last(*modules: nn.Module) -> Iterator[None]:
     The original tensors are restored afterwards.
     """
     before = [(tensor, tensor.data) for module in modules for tensor in _any_layout(module)]
-    hooks = [
-        layer.register_forward_pre_hook(_usual_layout)
-        for module in modules
-        for layer in narrow_projections(module)
-    ]
+    hooks = [hook for module in modules for hook in protect_narrow_projections(module)]
     try:
         for tensor, data in before:
             tensor.data = data.contiguous(memory_format=torch.channels_last)
@@ -49,6 +46,11 @@ def narrow_projections(module: nn.Module) -> list[nn.Conv2d]:
         and max(layer.stride) > 1
         and layer.in_channels // layer.groups < NARROW
     ]
+
+
+def protect_narrow_projections(module: nn.Module) -> list[RemovableHandle]:
+    """Let these convolutions see the usual layout, whatever the network's input has."""
+    return [layer.register_forward_pre_hook(_usual_layout) for layer in narrow_projections(module)]
 
 
 def _any_layout(module: nn.Module) -> list[Tensor]:
