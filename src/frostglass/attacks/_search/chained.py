@@ -11,7 +11,7 @@ from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.runner import Recipe
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import Candidates, in_order
-from frostglass.attacks._search.wrapped import WrappedAttack
+from frostglass.attacks._search.wrapped import GroupedAttack
 from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -35,7 +35,7 @@ class Round:
 
 
 @parameters
-class ChainedAttack(WrappedAttack):
+class ChainedAttack(GroupedAttack):
     """Base of the attacks that search for one person in rounds, which together are a chain.
 
     Chains are independent of each other, so the result for a person depends on nobody else. The
@@ -73,18 +73,6 @@ class ChainedAttack(WrappedAttack):
     @property
     def reads(self) -> int:
         return self.rounds * self.searches * self.base_attack.reads
-
-    @property
-    def rows(self) -> int:
-        return max(1, self.base_attack.rows // self.searches)
-
-    @property
-    def batch_multiple(self) -> int:
-        return 1  # the searches of the base pad their own rows
-
-    @property
-    def steerable(self) -> bool:
-        return False
 
     @property
     def search_effort(self) -> tuple[str, int]:

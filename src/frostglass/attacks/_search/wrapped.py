@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from frostglass.attacks._search.fields import AtLeastOne
 from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.base import View, attacks
 from frostglass.core.assets import Asset, Assets
@@ -127,3 +128,26 @@ class WrappedAttack(ModelAttack):
             f"base: {why}, and {self.base['name']} has searches that take no further loss: use one "
             "that follows gradients, such as gmi or mirror"
         )
+
+
+@parameters
+class GroupedAttack(WrappedAttack):
+    """Base of those whose rows are groups of searches of the base, each row by itself.
+
+    Args:
+        searches: searches of a group, side by side.
+    """
+
+    searches: AtLeastOne = 1
+
+    @property
+    def rows(self) -> int:
+        return max(1, self.base_attack.rows // self.searches)
+
+    @property
+    def batch_multiple(self) -> int:
+        return 1  # the searches of the base pad their own rows
+
+    @property
+    def steerable(self) -> bool:
+        return False

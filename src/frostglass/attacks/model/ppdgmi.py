@@ -21,7 +21,7 @@ from frostglass.attacks._search.tuned import (
     layer_features,
     pixel_features,
 )
-from frostglass.attacks._search.wrapped import WrappedAttack
+from frostglass.attacks._search.wrapped import GroupedAttack
 from frostglass.attacks.base import View, attacks
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import RunError
@@ -35,7 +35,7 @@ from frostglass.runtime.seeding import seed_for
 
 @attacks.register
 @parameters
-class Ppdgmi(WrappedAttack):
+class Ppdgmi(GroupedAttack):
     """Pseudo-private data: tunes a copy of the generator on what a first round found, goes again.
 
     Round 1 searches as `base` does. Of its images for a person, the `points` that the target rates
@@ -139,18 +139,6 @@ class Ppdgmi(WrappedAttack):
     @property
     def reads(self) -> int:
         return self.searches * self.base_attack.reads
-
-    @property
-    def rows(self) -> int:
-        return max(1, self.base_attack.rows // self.searches)
-
-    @property
-    def batch_multiple(self) -> int:
-        return 1  # the searches of the base pad their own rows
-
-    @property
-    def steerable(self) -> bool:
-        return False
 
     @property
     def needs(self) -> frozenset[Asset]:
