@@ -123,7 +123,7 @@ def test_whole_networks_stay_the_same(name, monkeypatch):
         wide, left = (
             ({}, 0)
             if name == "mcnn"
-            else ({"width": 4}, {"vgg16": 1, "cnn": 0, "resnet34": 34}[name])
+            else ({"width": 4}, {"vgg16": 1, "cnn": 0, "resnet34": 36}[name])
         )
         shape = (3, 32, 32)
         module, data = (
@@ -134,7 +134,9 @@ def test_whole_networks_stay_the_same(name, monkeypatch):
     norms = Counted(monkeypatch)
     with frozen(module), channels_last(module), folded(module):
         out, other = output_and_slope(module, data)
-    assert norms.calls == left  # the layers in blocks of a ResNet are not in a Sequential
+    # The layers in blocks of a ResNet are not in a Sequential, and two narrow shortcuts are kept
+    # from channels last by a hook.
+    assert norms.calls == left
     assert torch.allclose(out, usual, rtol=1e-10, atol=1e-10 * float(usual.abs().max()))
     assert torch.allclose(other, slope, rtol=1e-10, atol=1e-10 * float(slope.abs().max()))
 
