@@ -1,0 +1,67 @@
+"""Krippendorff's alpha: how far people agree, beyond what chance would give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frostglass.runtime.seeding import generator_for
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Alpha with its bootstrap interval over items; None where it has no value."""
+
+    alpha: float | None
+    low: float | None
+    high: float | None
+    items: int  # with at least two answers
+    answers: int
+
+
+def agreement(ratings: Mapping[int, Sequence[int]], seed: int = 0) -> Agreement:
+    """Return the agreement of nominal ratings, given by item."""
+    counts = rating_counts(ratings)
+    answers = int(counts.sum())
+    alpha = krippendorff_alpha(counts)
+    if alpha is None:
+        return Agreement(None, None, None, len(counts), answers)
+    rng = generator_for(seed, "alpha", len(counts))
+    drawn = torch.randint(len(counts), (RESAMPLES, len(counts)), generator=rng)
+    values = [krippendorff_alpha(counts[rows]) for rows in drawn]
+    found = torch.tensor([value for value in values if value is not None], dtype=torch.double)
+    low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+    return Agreement(alpha, low, high, len(counts), answers)
+
+
+def rating_counts(ratings: Mapping[int, Sequence[int]]) -> Tensor:
+    """Count each value in each item that has at least two, (items, values)."""
+    kept = [values for values in ratings.values() if len(values) > 1]
+    known = list(dict.fromkeys(value for values in kept for value in values))
+    return torch.tensor(
+        [[sum(each == value for each in values) for value in known] for values in kept],
+        dtype=torch.double,
+    ).reshape(len(kept), len(known))
+
+
+def krippendorff_alpha(counts: Tensor) -> float | None:
+    """Return alpha of nominal values from their counts (items, values); None without variation.
+
+    α = 1 - D_o / D_e, with coincidences o_cc' = Σ_u n_uc (n_uc' - [c = c']) / (m_u - 1), where m_u
+    is the number of values of item u, n_c = Σ_c' o_cc' and n = Σ_c n_c:
+    D_o = 1 - Σ_c o_cc / n and D_e = 1 - Σ_c n_c (n_c - 1) / (n (n - 1)).
+
+    Krippendorff, Content Analysis, 2004, chapter 11.
+    """
+    if not counts.numel():
+        return None
+    per_item, per_value = counts.sum(1), counts.sum(0)
+    total = per_item.sum()
+    same = (counts * (counts - 1) / (per_item - 1).unsqueeze(1)).sum()
+    expected = 1 - (per_value * (per_value - 1)).sum() / (total * (total - 1))
+    if expected <= 0:  # everybody always said the same: nothing to agree about
+        return None
+    return (1 - (1 - same / total) / expected).item()

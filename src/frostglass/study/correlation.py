@@ -1,0 +1,135 @@
+"""Do metrics measure what people see? Each metric of the run beside people's judgement."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frostglass.runtime.seeding import generator_for
+from frostglass.study.counted import Judgement
+from frostglass.study.folder import Design
+from frostglass.study.resampling import ENDS, Estimate, estimate
+
+RESAMPLES = 500
+Metrics = Mapping[tuple[int, int], Mapping[str, float]]  # of each (model, person)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation with its interval over people; None where there is no variation.
+
+    `items` are the reconstructions, or the pairs of them, that it is over.
+    """
+
+    rho: float | None
+    low: float | None
+    high: float | None
+    items: int
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric beside people's judgement.
+
+    `preferred` is how often people chose the reconstruction with the higher value; equal values
+    count as half. `pairwise` correlates the share that chose a reconstruction with the difference
+    of the values, `identification` the share that found the person with the value.
+    """
+
+    metric: str
+    preferred: Estimate | None
+    pairwise: Correlation | None
+    identification: Correlation | None
+
+
+def metric_rows(
+    design: Design, compared: Sequence[Judgement], identified: Sequence[Judgement]
+) -> list[MetricRow]:
+    """Return a row for each metric that every reconstruction has."""
+    metrics = {(each.model, each.person): each.metrics for each in design.reconstructions}
+    # Those that were to be found: of a person who is not shown, nobody can find the face.
+    present = [each for each in identified if each.item.truth != each.item.none]
+    return [
+        MetricRow(
+            name,
+            _preferred(metrics, name, compared),
+            _pairs(metrics, name, compared) if compared else None,
+            _found(metrics, name, present) if present else None,
+        )
+        for name in design.metrics
+    ]
+
+
+def _preferred(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Estimate | None:
+    halves = []
+    for each in made:
+        values = [metrics[model, each.item.person][name] for model in each.item.models]
+        ahead = values[each.choice] - values[1 - each.choice]
+        halves.append(0.5 if ahead == 0 else float(ahead > 0))
+    column = torch.tensor(halves, dtype=torch.double)
+
+    def mean(weights: Tensor) -> float | None:
+        total = weights.sum()
+        return (weights @ column / total).item() if total > 0 else None
+
+    participants = [each.participant for each in made]
+    return estimate(mean, participants, [each.item.person for each in made])
+
+
+def _pairs(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Correlation:
+    people, shares, values = [], [], []
+    for judged in _by_item(made):
+        item = judged[0].item
+        first, second = (metrics[model, item.person][name] for model in item.models)
+        people.append(item.person)
+        shares.append(sum(each.choice == 0 for each in judged) / len(judged))
+        values.append(first - second)
+    return _correlation(people, shares, values)
+
+
+def _found(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Correlation:
+    people, shares, values = [], [], []
+    for judged in _by_item(made):
+        item = judged[0].item
+        people.append(item.person)
+        shares.append(sum(each.choice == item.truth for each in judged) / len(judged))
+        values.append(metrics[item.models[0], item.person][name])
+    return _correlation(people, shares, values)
+
+
+def _by_item(made: Sequence[Judgement]) -> list[list[Judgement]]:
+    groups: dict[int, list[Judgement]] = {}
+    for each in made:
+        groups.setdefault(each.number, []).append(each)
+    return list(groups.values())
+
+
+def _correlation(
+    people: Sequence[int], shares: Sequence[float], values: Sequence[float]
+) -> Correlation:
+    """Correlate; the interval is by bootstrap over people, with all items of each."""
+    table = torch.tensor([shares, values], dtype=torch.double)
+    rho = spearman(table)
+    if rho is None:
+        return Correlation(None, None, None, len(people))
+    owner = torch.tensor(people)
+    rows = [(owner == person).nonzero().flatten() for person in owner.unique()]
+    rng = generator_for(0, "study correlation", len(rows))
+    drawn = torch.randint(len(rows), (RESAMPLES, len(rows)), generator=rng).tolist()
+    found = [spearman(table[:, torch.cat([rows[place] for place in some])]) for some in drawn]
+    known = torch.tensor([each for each in found if each is not None], dtype=torch.double)
+    low, high = torch.quantile(known, torch.tensor(ENDS, dtype=torch.double)).tolist()
+    return Correlation(rho, low, high, len(people))
+
+
+def spearman(table: Tensor) -> float | None:
+    """Return the rank correlation of two rows, equal values sharing a rank; None if one is flat."""
+    from scipy.stats import rankdata  # slow to import
+
+    ranks = torch.from_numpy(rankdata(table.numpy(), axis=1))
+    ranks = ranks - ranks.mean(1, keepdim=True)
+    length = ranks.norm(dim=1)
+    if bool((length == 0).any()):
+        return None
+    return (ranks[0] @ ranks[1] / length.prod()).clamp(-1, 1).item()

@@ -1,0 +1,142 @@
+"""The tables of a study: shares chosen, classes of an identification, correlations with metrics."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from frostglass.study.counted import Judgement
+from frostglass.study.folder import Design
+from frostglass.study.items import CANDIDATES
+from frostglass.study.resampling import Estimate, estimate, share
+
+CLASSES = (*"ABCD", "none")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How often the reconstruction from `model` was chosen over that from `other`."""
+
+    model: str
+    other: str
+    share: Estimate
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How often reconstructions from a model were chosen, over all comparisons with others."""
+
+    model: str
+    share: Estimate
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """How well one answer of an identification was given; None where it has no value."""
+
+    name: str
+    recall: float | None
+    precision: float | None
+    f1: float
+
+
+@dataclass(frozen=True)
+class Identified:
+    """How well people were found from the reconstructions from a model."""
+
+    model: str
+    accuracy: Estimate
+    macro_f1: Estimate
+    found: Estimate | None  # share of answers that are right where the person was among the four
+    classes: tuple[ClassScores, ...]
+
+
+def compared(design: Design, made: Sequence[Judgement]) -> list[Compared]:
+    """Return a row for every two models that were compared."""
+    rows = []
+    for first, second in combinations(range(len(design.models)), 2):
+        own = [each for each in made if set(each.item.models) == {first, second}]
+        if result := _share_of(own, first):
+            names = [design.models[model].label for model in (first, second)]
+            rows.append(Compared(names[0], names[1], result))
+    return rows
+
+
+def chosen(design: Design, made: Sequence[Judgement]) -> list[Chosen]:
+    """Return a row for each model: its share of the choices in which it was an option."""
+    own = {
+        model: [each for each in made if model in each.item.models]
+        for model in range(len(design.models))
+    }
+    shares = {model: _share_of(some, model) for model, some in own.items()}
+    return [Chosen(design.models[model].label, each) for model, each in shares.items() if each]
+
+
+def identified(design: Design, made: Sequence[Judgement]) -> list[Identified]:
+    """Return a row for each model; classes are the positions A to D, and none."""
+    rows = []
+    for model, facts in enumerate(design.models):
+        own = [each for each in made if each.item.models == [model]]
+        accuracy = _share(own, lambda each: each.choice == each.item.truth)
+        macro = _macro_f1(own)
+        if not accuracy or not macro:
+            continue
+        shown = [each for each in own if each.item.truth != each.item.none]
+        found = _share(shown, lambda each: each.choice == each.item.truth)
+        matrix = _confusion(own, torch.ones(len(own), dtype=torch.double))
+        rows.append(Identified(facts.label, accuracy, macro, found, class_scores(matrix)))
+    return rows
+
+
+def class_scores(confusion: Tensor) -> tuple[ClassScores, ...]:
+    """Return recall, precision and F1 of each class from counts (truth, answer).
+
+    F1 = 2 TP / (2 TP + FP + FN), and 0 for a class that nobody answered and that never was right.
+    """
+    scores = []
+    for place, name in enumerate(CLASSES):
+        hits = confusion[place, place].item()
+        true, said = confusion[place].sum().item(), confusion[:, place].sum().item()
+        scores.append(
+            ClassScores(
+                name,
+                hits / true if true else None,
+                hits / said if said else None,
+                2 * hits / (true + said) if true + said else 0.0,
+            )
+        )
+    return tuple(scores)
+
+
+def _macro_f1(made: Sequence[Judgement]) -> Estimate | None:
+    def macro(weights: Tensor) -> float | None:
+        if weights.sum() == 0:
+            return None
+        scores = class_scores(_confusion(made, weights))
+        return sum(each.f1 for each in scores) / len(scores)
+
+    participants = [each.participant for each in made]
+    return estimate(macro, participants, [each.item.person for each in made])
+
+
+def _confusion(made: Sequence[Judgement], weights: Tensor) -> Tensor:
+    """Count answers by the position that was right and the one that was chosen."""
+    size = CANDIDATES + 1
+    cells = [(each.truth_position or 0) * size + each.position for each in made]
+    counts = torch.zeros(size * size, dtype=torch.double)
+    return counts.scatter_add(0, torch.tensor(cells), weights).reshape(size, size)
+
+
+def _share_of(made: Sequence[Judgement], model: int) -> Estimate | None:
+    """Return how often the reconstruction from a model was chosen."""
+    return _share(made, lambda each: each.item.models[each.choice] == model)
+
+
+def _share(made: Sequence[Judgement], hit: Callable[[Judgement], bool]) -> Estimate | None:
+    return share(
+        [hit(each) for each in made],
+        [each.participant for each in made],
+        [each.item.person for each in made],
+    )
