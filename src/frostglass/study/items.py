@@ -64,7 +64,7 @@ class ItemMaker:
         So each of the five answers is right equally often.
         """
         return [
-            self._search(model, person, among=place % (CANDIDATES + 1) > 0)
+            self._search(model, person, among=place % (CANDIDATES + 1) < CANDIDATES)
             for model in range(len(self.material.sources))
             for place, person in enumerate(self._shuffled(people))
         ]

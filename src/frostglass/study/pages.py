@@ -1,4 +1,4 @@
-"""The pages of a study as text, and the two files that they load."""
+"""The pages of a study as text, and the files that they load."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -7,7 +7,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-MEDIA_TYPES = {"study.css": "text/css", "study.js": "text/javascript"}
+MEDIA_TYPES = {
+    "study.css": "text/css",
+    "study.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 LETTERS = "ABCD"
 
 
