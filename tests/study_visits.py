@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from frostglass.study.answers import Answer, Answers
 from frostglass.study.folder import Item, Participant, StudyFolder, Trial
 from frostglass.study.make import StudyOptions, make_study
 from run_folders import BROKEN, DEFENDED, make_run
@@ -98,3 +99,24 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[
     finally:
         server.kill()
         server.wait()
+
+
+def answer_all(
+    folder: StudyFolder,
+    choose: Callable[[Participant, Item], int | None],
+    *,
+    careless: Sequence[str] = (),
+    seconds: float = 4.0,
+) -> None:
+    """Write the answers of all participants; those who are careless fail attention checks."""
+    answers = Answers(folder.answers, folder.id)
+    for who in folder.design.participants:
+        answers.consent(who.id, 0.0)
+        for place, trial in enumerate(who.trials):
+            item = folder.design.items[trial.item]
+            choice = choose(who, item)
+            if item.check:
+                choice = (item.truth or 0) if who.id not in careless else 1 - min(1, item.truth or 0)
+            position = choice if choice in (None, item.none) else trial.order.index(choice)
+            answers.record(Answer(who.id, place, choice, position, seconds), 0.0)
+    answers.close()

@@ -1,5 +1,6 @@
 """Krippendorff's alpha: how far people agree, beyond what chance would give."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor
 
 from frostglass.runtime.seeding import generator_for
+from frostglass.study.resampling import ENDS
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,15 @@ class Agreement:
 def agreement(ratings: Mapping[int, Sequence[int]], seed: int = 0) -> Agreement:
     """Return the agreement of nominal ratings, given by item."""
     counts = rating_counts(ratings)
-    answers = int(counts.sum())
-    alpha = krippendorff_alpha(counts)
-    if alpha is None:
-        return Agreement(None, None, None, len(counts), answers)
-    rng = generator_for(seed, "alpha", len(counts))
-    drawn = torch.randint(len(counts), (RESAMPLES, len(counts)), generator=rng)
-    values = [krippendorff_alpha(counts[rows]) for rows in drawn]
-    found = torch.tensor([value for value in values if value is not None], dtype=torch.double)
-    low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
-    return Agreement(alpha, low, high, len(counts), answers)
+    items, answers = len(counts), int(counts.sum())
+    alpha = krippendorff_alpha(counts).item()
+    if math.isnan(alpha):
+        return Agreement(None, None, None, items, answers)
+    rng = generator_for(seed, "alpha", items)
+    drawn = torch.randint(items, (RESAMPLES, items), generator=rng)
+    values = krippendorff_alpha(counts[drawn])
+    low, high = torch.nanquantile(values, torch.tensor(ENDS, dtype=torch.double)).tolist()
+    return Agreement(alpha, low, high, items, answers)
 
 
 def rating_counts(ratings: Mapping[int, Sequence[int]]) -> Tensor:
@@ -47,8 +48,8 @@ def rating_counts(ratings: Mapping[int, Sequence[int]]) -> Tensor:
     ).reshape(len(kept), len(known))
 
 
-def krippendorff_alpha(counts: Tensor) -> float | None:
-    """Return alpha of nominal values from their counts (items, values); None without variation.
+def krippendorff_alpha(counts: Tensor) -> Tensor:
+    """Return alpha of nominal values from their counts (..., items, values); NaN without variation.
 
     α = 1 - D_o / D_e, with coincidences o_cc' = Σ_u n_uc (n_uc' - [c = c']) / (m_u - 1), where m_u
     is the number of values of item u, n_c = Σ_c' o_cc' and n = Σ_c n_c:
@@ -56,12 +57,10 @@ def krippendorff_alpha(counts: Tensor) -> float | None:
 
     Krippendorff, Content Analysis, 2004, chapter 11.
     """
-    if not counts.numel():
-        return None
-    per_item, per_value = counts.sum(1), counts.sum(0)
-    total = per_item.sum()
-    same = (counts * (counts - 1) / (per_item - 1).unsqueeze(1)).sum()
-    expected = 1 - (per_value * (per_value - 1)).sum() / (total * (total - 1))
-    if expected <= 0:  # everybody always said the same: nothing to agree about
-        return None
-    return (1 - (1 - same / total) / expected).item()
+    per_item, per_value = counts.sum(-1, keepdim=True), counts.sum(-2)
+    total = per_value.sum(-1)
+    same = (counts * (counts - 1) / (per_item - 1)).sum((-2, -1))
+    expected = 1 - (per_value * (per_value - 1)).sum(-1) / (total * (total - 1))
+    # Without a disagreement to expect, everybody always said the same: there is no agreement.
+    alpha = 1 - (1 - same / total) / expected
+    return torch.where(expected > 0, alpha, torch.nan)

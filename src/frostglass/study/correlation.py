@@ -9,7 +9,7 @@ from torch import Tensor
 from frostglass.runtime.seeding import generator_for
 from frostglass.study.counted import Judgement
 from frostglass.study.folder import Design
-from frostglass.study.resampling import ENDS, Estimate, estimate
+from frostglass.study.resampling import ENDS, Estimate, mean
 
 RESAMPLES = 500
 Metrics = Mapping[tuple[int, int], Mapping[str, float]]  # of each (model, person)
@@ -67,14 +67,8 @@ def _preferred(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Estima
         values = [metrics[model, each.item.person][name] for model in each.item.models]
         ahead = values[each.choice] - values[1 - each.choice]
         halves.append(0.5 if ahead == 0 else float(ahead > 0))
-    column = torch.tensor(halves, dtype=torch.double)
-
-    def mean(weights: Tensor) -> float | None:
-        total = weights.sum()
-        return (weights @ column / total).item() if total > 0 else None
-
     participants = [each.participant for each in made]
-    return estimate(mean, participants, [each.item.person for each in made])
+    return mean(halves, participants, [each.item.person for each in made])
 
 
 def _pairs(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Correlation:
@@ -109,27 +103,36 @@ def _correlation(
     people: Sequence[int], shares: Sequence[float], values: Sequence[float]
 ) -> Correlation:
     """Correlate; the interval is by bootstrap over people, with all items of each."""
-    table = torch.tensor([shares, values], dtype=torch.double)
-    rho = spearman(table)
-    if rho is None:
+    first, second = (torch.tensor(each, dtype=torch.double) for each in (shares, values))
+    owners, places = torch.tensor(people).unique(return_inverse=True)
+    count = len(owners)
+    rng = generator_for(0, "study correlation", count)
+    drawn = torch.randint(count, (RESAMPLES, count), generator=rng)
+    times = torch.zeros(RESAMPLES, count, dtype=torch.double)
+    times.scatter_add_(1, drawn, torch.ones_like(times))
+    weights = torch.cat([torch.ones(1, len(people), dtype=torch.double), times[:, places]])
+    found = spearman(first, second, weights)
+    if found[0].isnan():
         return Correlation(None, None, None, len(people))
-    owner = torch.tensor(people)
-    rows = [(owner == person).nonzero().flatten() for person in owner.unique()]
-    rng = generator_for(0, "study correlation", len(rows))
-    drawn = torch.randint(len(rows), (RESAMPLES, len(rows)), generator=rng).tolist()
-    found = [spearman(table[:, torch.cat([rows[place] for place in some])]) for some in drawn]
-    known = torch.tensor([each for each in found if each is not None], dtype=torch.double)
-    low, high = torch.quantile(known, torch.tensor(ENDS, dtype=torch.double)).tolist()
-    return Correlation(rho, low, high, len(people))
+    low, high = torch.nanquantile(found[1:], torch.tensor(ENDS, dtype=torch.double)).tolist()
+    return Correlation(found[0].item(), low, high, len(people))
 
 
-def spearman(table: Tensor) -> float | None:
-    """Return the rank correlation of two rows, equal values sharing a rank; None if one is flat."""
-    from scipy.stats import rankdata  # slow to import
+def spearman(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
+    """Return the rank correlation of two columns (N,) for each row of weights (R, N).
 
-    ranks = torch.from_numpy(rankdata(table.numpy(), axis=1))
-    ranks = ranks - ranks.mean(1, keepdim=True)
-    length = ranks.norm(dim=1)
-    if bool((length == 0).any()):
-        return None
-    return (ranks[0] @ ranks[1] / length.prod()).clamp(-1, 1).item()
+    A weight says how often a row counts, as if it were repeated. Equal values share a rank. NaN if
+    a column has one value alone.
+    """
+    total = weights.sum(1, keepdim=True)
+    ranks = []
+    for column in (first, second):
+        below = (column.unsqueeze(0) < column.unsqueeze(1)).double()
+        equal = (column.unsqueeze(0) == column.unsqueeze(1)).double()
+        rank = weights @ below.T + (weights @ equal.T + 1) / 2
+        ranks.append(rank - (weights * rank).sum(1, keepdim=True) / total)
+    both, one, other = (
+        (weights * ranks[a] * ranks[b]).sum(1) for a, b in ((0, 1), (0, 0), (1, 1))
+    )
+    varied = torch.minimum(one, other) > 1e-9 * total.flatten()
+    return torch.where(varied, (both / (one * other).sqrt()).clamp(-1, 1), torch.nan)

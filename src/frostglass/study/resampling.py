@@ -1,5 +1,6 @@
 """Intervals over participants and people at once: a result must hold for others of both."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class Estimate:
 
 
 def estimate(
-    statistic: Callable[[Tensor], float | None],
+    statistic: Callable[[Tensor], Tensor],
     participants: Sequence[str],
     people: Sequence[int],
     seed: int = 0,
@@ -33,20 +34,27 @@ def estimate(
 
     Each answer has a participant and a person. Both are resampled, and an answer's weight is the
     product of how often its participant and its person were drawn (Owen 2007), because answers of
-    one participant, or about one person, are not independent. `statistic(weights)` is None where
-    it has no value.
+    one participant, or about one person, are not independent. `statistic(weights)` takes weights
+    (R, N) of N answers and returns R values, NaN where there is none.
     """
     count = len(participants)
-    value = statistic(torch.ones(count, dtype=torch.double)) if count else None
-    if value is None:
+    if not count:
+        return None
+    value = statistic(torch.ones(1, count, dtype=torch.double)).item()
+    if math.isnan(value):
         return None
     rng = generator_for(seed, "study bootstrap", count)
-    weights = _drawn(participants, rng) * _drawn(people, rng)
-    found = [each for row in weights if (each := statistic(row)) is not None]
-    low, high = torch.quantile(
-        torch.tensor(found, dtype=torch.double), torch.tensor(ENDS, dtype=torch.double)
-    ).tolist()
+    found = statistic(_drawn(participants, rng) * _drawn(people, rng))
+    low, high = torch.nanquantile(found, torch.tensor(ENDS, dtype=torch.double)).tolist()
     return Estimate(value, low, high, count)
+
+
+def mean(
+    values: Sequence[float], participants: Sequence[str], people: Sequence[int]
+) -> Estimate | None:
+    """Return the mean of values with its interval."""
+    column = torch.tensor(values, dtype=torch.double)
+    return estimate(lambda weights: weights @ column / weights.sum(1), participants, people)
 
 
 def share(
@@ -57,13 +65,7 @@ def share(
     If all answers are hits, or none is, a bootstrap sees no spread and would claim certainty: the
     exact bound over people, or over participants if they are fewer, is used instead.
     """
-    values = torch.tensor(hits, dtype=torch.double)
-
-    def mean(weights: Tensor) -> float | None:
-        total = weights.sum()
-        return (weights @ values / total).item() if total > 0 else None
-
-    result = estimate(mean, participants, people)
+    result = mean([float(hit) for hit in hits], participants, people)
     if result and result.value in (0.0, 1.0):
         independent = min(len(set(participants)), len(set(people)))
         low, high = interval(torch.full((independent,), result.value))

@@ -85,7 +85,7 @@ def identified(design: Design, made: Sequence[Judgement]) -> list[Identified]:
             continue
         shown = [each for each in own if each.item.truth != each.item.none]
         found = _share(shown, lambda each: each.choice == each.item.truth)
-        matrix = _confusion(own, torch.ones(len(own), dtype=torch.double))
+        matrix = _confusion(own, torch.ones(1, len(own), dtype=torch.double))[0]
         rows.append(Identified(facts.label, accuracy, macro, found, class_scores(matrix)))
     return rows
 
@@ -111,22 +111,24 @@ def class_scores(confusion: Tensor) -> tuple[ClassScores, ...]:
 
 
 def _macro_f1(made: Sequence[Judgement]) -> Estimate | None:
-    def macro(weights: Tensor) -> float | None:
-        if weights.sum() == 0:
-            return None
-        scores = class_scores(_confusion(made, weights))
-        return sum(each.f1 for each in scores) / len(scores)
+    def macro(weights: Tensor) -> Tensor:
+        counts = _confusion(made, weights)
+        both = counts.sum(1) + counts.sum(2)  # true, and said
+        hits = counts.diagonal(dim1=1, dim2=2)
+        return torch.where(both > 0, 2 * hits / both, 0.0).mean(1)
 
     participants = [each.participant for each in made]
     return estimate(macro, participants, [each.item.person for each in made])
 
 
 def _confusion(made: Sequence[Judgement], weights: Tensor) -> Tensor:
-    """Count answers by the position that was right and the one that was chosen."""
+    """Count weighted answers (R, N) by the position that was right and the one that was chosen."""
     size = CANDIDATES + 1
-    cells = [(each.truth_position or 0) * size + each.position for each in made]
-    counts = torch.zeros(size * size, dtype=torch.double)
-    return counts.scatter_add(0, torch.tensor(cells), weights).reshape(size, size)
+    cells = torch.zeros(len(made), size * size, dtype=torch.double)
+    for row, each in enumerate(made):
+        assert each.truth_position is not None
+        cells[row, each.truth_position * size + each.position] = 1
+    return (weights @ cells).unflatten(1, (size, size))
 
 
 def _share_of(made: Sequence[Judgement], model: int) -> Estimate | None:
