@@ -1,7 +1,9 @@
 """Studies of made-up runs, and visitors who answer them over HTTP as a browser would."""
 
 import csv
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +14,8 @@ from typing import Any
 from frostglass.study.answers import Answer, Answers
 from frostglass.study.folder import Item, Participant, StudyFolder, Trial
 from frostglass.study.make import StudyOptions, make_study
+from frostglass.study.serve import serve_study
+from killing import fork
 from run_folders import BROKEN, DEFENDED, make_run
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -86,6 +90,26 @@ class Visitor:
 
 
 @contextmanager
+def forked(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve a study in a forked process, which starts at once; killed with SIGKILL at the end."""
+    ready, tell = os.pipe()
+
+    def serve() -> None:
+        serve_study(folder, port=0, ready=lambda address: os.write(tell, f"{address}\n".encode()))
+
+    pid = fork(serve)
+    os.close(tell)
+    try:
+        with os.fdopen(ready) as pipe:
+            address = pipe.readline().strip()
+        assert address
+        yield address, int(address.rpartition(":")[2])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
 def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Serve a study with the command, on a port of its own; killed at the end."""
     command = [sys.executable, "-m", "frostglass", "study", "serve", str(folder), "--port", "0"]
@@ -116,7 +140,9 @@ def answer_all(
             item = folder.design.items[trial.item]
             choice = choose(who, item)
             if item.check:
-                choice = (item.truth or 0) if who.id not in careless else 1 - min(1, item.truth or 0)
+                choice = (
+                    (item.truth or 0) if who.id not in careless else 1 - min(1, item.truth or 0)
+                )
             position = choice if choice in (None, item.none) else trial.order.index(choice)
             answers.record(Answer(who.id, place, choice, position, seconds), 0.0)
     answers.close()

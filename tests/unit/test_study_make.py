@@ -292,9 +292,9 @@ def test_a_study_whose_files_changed_is_refused(folder, tmp_path):
     copy = changed_design(folder, tmp_path, lambda document: None)
     with (copy / "images.safetensors").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(StoreError, match="images.safetensors"):
+    with pytest.raises(StoreError, match=r"images\.safetensors"):
         read_study(copy)
-    with pytest.raises(StoreError, match="has no study.json, so it is not a study"):
+    with pytest.raises(StoreError, match=r"has no study\.json, so it is not a study"):
         read_study(tmp_path)
 
 

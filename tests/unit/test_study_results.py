@@ -65,7 +65,7 @@ def test_unanimous_people(folder):
     ]
     for each in found.identified:
         assert (each.accuracy.value, each.macro_f1.value) == (1.0, 1.0)
-        assert [score.f1 for score in each.classes] == [1.0] * 5
+        assert {score.f1 for score in each.classes} <= {1.0, None}
     assert {each.alpha for each in found.agreement.values()} == {1.0}
     json.dumps(found.plain(), allow_nan=False)
 
@@ -85,7 +85,9 @@ def test_who_fails_attention_checks_does_not_count(folder):
 
 def test_time_outs_are_counted_and_left_out(folder):
     pairs = [p.id for p in folder.design.participants if p.protocol == "pairwise"]
-    answer_all(folder, lambda who, item: None if who.id == pairs[0] else prefer_undefended(who, item))
+    answer_all(
+        folder, lambda who, item: None if who.id == pairs[0] else prefer_undefended(who, item)
+    )
     found = study_results(folder.path)
     assert found.participation.timed_out == 15
     assert found.compared[0].share.value == 1.0
@@ -184,7 +186,7 @@ def test_f1_of_the_published_recall_and_precision():
 
 def test_a_class_that_never_occurs():
     scores = class_scores(torch.zeros(5, 5, dtype=torch.double))
-    assert {(each.recall, each.precision, each.f1) for each in scores} == {(None, None, 0.0)}
+    assert {(each.recall, each.precision, each.f1) for each in scores} == {(None, None, None)}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -235,4 +237,3 @@ def test_answers_may_be_elsewhere(folder, tmp_path):
     moved = tmp_path / "collected.sqlite"
     shutil.move(folder.answers, moved)
     assert study_results(folder.path, moved).participation.finished == 12
-

@@ -131,8 +131,6 @@ def spearman(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
         equal = (column.unsqueeze(0) == column.unsqueeze(1)).double()
         rank = weights @ below.T + (weights @ equal.T + 1) / 2
         ranks.append(rank - (weights * rank).sum(1, keepdim=True) / total)
-    both, one, other = (
-        (weights * ranks[a] * ranks[b]).sum(1) for a, b in ((0, 1), (0, 0), (1, 1))
-    )
+    both, one, other = ((weights * ranks[a] * ranks[b]).sum(1) for a, b in ((0, 1), (0, 0), (1, 1)))
     varied = torch.minimum(one, other) > 1e-9 * total.flatten()
     return torch.where(varied, (both / (one * other).sqrt()).clamp(-1, 1), torch.nan)

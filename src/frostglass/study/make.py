@@ -90,13 +90,13 @@ def make_study(runs: Sequence[Path], out: Path, options: StudyOptions | None = N
     material = read_material(runs, only=options.only, attack=options.attack)
     _check_material(material, options)
     maker = ItemMaker(material, Gallery(), generator_for(options.seed, "study", "items"))
-    design = _design(maker, options, [file_hash(Path(run) / MANIFEST) for run in runs])
+    design = design_of(maker, options, [file_hash(Path(run) / MANIFEST) for run in runs])
     # Made aside and renamed: a kill must not leave a study without its links or its answers.
     aside = out.with_name(f"{out.name}.partial")
     remove_tree(aside)
     with full_disk_reported(out):
         folder = write_folder(aside, design, maker.gallery.images)
-        _invite(folder)
+        invite(folder)
         if out.exists():
             out.rmdir()
         aside.rename(out)
@@ -119,7 +119,8 @@ def _check_material(material: Material, options: StudyOptions) -> None:
         )
 
 
-def _design(maker: ItemMaker, options: StudyOptions, runs: Sequence[str]) -> Design:
+def design_of(maker: ItemMaker, options: StudyOptions, runs: Sequence[str]) -> Design:
+    """Draw the people, the items and who sees what."""
     material = maker.material
     rng = generator_for(options.seed, "study", "people")
     order = torch.randperm(len(material.people), generator=rng).tolist()
@@ -196,7 +197,7 @@ def _shares(asked: Mapping[Protocol, Sequence[Item]], options: StudyOptions) -> 
     return shares
 
 
-def _invite(folder: StudyFolder) -> None:
+def invite(folder: StudyFolder) -> None:
     """Write a link for each participant, and the empty answers."""
     tokens = {each.id: secrets.token_urlsafe(24) for each in folder.design.participants}
     text = io.StringIO()

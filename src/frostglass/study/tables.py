@@ -39,7 +39,7 @@ class ClassScores:
     name: str
     recall: float | None
     precision: float | None
-    f1: float
+    f1: float | None
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def identified(design: Design, made: Sequence[Judgement]) -> list[Identified]:
 def class_scores(confusion: Tensor) -> tuple[ClassScores, ...]:
     """Return recall, precision and F1 of each class from counts (truth, answer).
 
-    F1 = 2 TP / (2 TP + FP + FN), and 0 for a class that nobody answered and that never was right.
+    F1 = 2 TP / (2 TP + FP + FN), which has no value for a class that nobody answered and that never
+    was right. Macro-F1 is the mean over the others.
     """
     scores = []
     for place, name in enumerate(CLASSES):
@@ -104,7 +105,7 @@ def class_scores(confusion: Tensor) -> tuple[ClassScores, ...]:
                 name,
                 hits / true if true else None,
                 hits / said if said else None,
-                2 * hits / (true + said) if true + said else 0.0,
+                2 * hits / (true + said) if true + said else None,
             )
         )
     return tuple(scores)
@@ -115,7 +116,7 @@ def _macro_f1(made: Sequence[Judgement]) -> Estimate | None:
         counts = _confusion(made, weights)
         both = counts.sum(1) + counts.sum(2)  # true, and said
         hits = counts.diagonal(dim1=1, dim2=2)
-        return torch.where(both > 0, 2 * hits / both, 0.0).mean(1)
+        return torch.where(both > 0, 2 * hits / both, torch.nan).nanmean(1)
 
     participants = [each.participant for each in made]
     return estimate(macro, participants, [each.item.person for each in made])
