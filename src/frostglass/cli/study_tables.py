@@ -68,10 +68,10 @@ def print_results(found: StudyResults) -> None:
         f"study of {found.name}: {part.invited} invited, {part.consented} agreed, {part.finished} "
         f"finished, {part.withdrawn} withdrew"
     )
-    median = "" if part.median_seconds is None else f", {part.median_seconds:.1f} s in the middle"
+    median = "" if part.median_seconds is None else f" (median {part.median_seconds:.1f} s)"
     print(
-        f"{part.answers} answers count{median}; {part.timed_out} timed out; left out: "
-        f"{part.excluded} participants who failed attention checks, {part.unchecked} without one"
+        f"{part.answers} answers count{median}, {part.timed_out} timed out; participants left out: "
+        f"{part.excluded} failed attention checks, {part.unchecked} met none"
     )
     if found.compared:
         _print_compared(found)
@@ -82,7 +82,10 @@ def print_results(found: StudyResults) -> None:
     if found.metrics:
         _print_metrics(found.metrics)
     if part.answers:
-        print("intervals: 95 %, over participants and people of the run")
+        print(
+            "intervals: 95 %; of shares and macro-F1 over participants and people, of alpha over "
+            "items, of ρ over people"
+        )
 
 
 def _print_compared(found: StudyResults) -> None:

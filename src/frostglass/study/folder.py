@@ -30,6 +30,7 @@ Protocol = Literal["pairwise", "identification"]
 PROTOCOLS: tuple[Protocol, ...] = ("pairwise", "identification")
 OPTIONS: dict[Protocol, int] = {"pairwise": 2, "identification": 4}
 MODELS: dict[Protocol, int] = {"pairwise": 2, "identification": 1}  # of an item
+RECOGNITION = ("verified_", "top1_")  # metrics that claim to say whether people are recognised
 Index = Annotated[int, Field(ge=0)]
 
 
@@ -112,9 +113,10 @@ class Design(Strict):
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics that every reconstruction has."""
+        """Names of the metrics that every reconstruction has; those of recognition come first."""
         first, *rest = (each.metrics for each in self.reconstructions)
-        return [name for name in first if all(name in other for other in rest)]
+        shared = [name for name in first if all(name in other for other in rest)]
+        return sorted(shared, key=lambda name: (not name.startswith(RECOGNITION), name))
 
 
 @dataclass(frozen=True)
