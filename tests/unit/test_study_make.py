@@ -309,3 +309,14 @@ def test_spread_is_even_for_any_numbers():
         sizes = torch.tensor([len(load) for load in loads])
         assert int(sizes.sum()) == items * raters
         assert int(sizes.max() - sizes.min()) <= 1
+
+
+def test_damaged_links_and_places_that_cannot_be_written(tmp_path):
+    folder = study_of_run(tmp_path)
+    (folder.path / "links.csv").write_bytes(b"\xff,\n")
+    with pytest.raises(StoreError, match=r"links\.csv is damaged, and links cannot be made again"):
+        study_links(folder, "http://study")
+    (tmp_path / "file").write_text("")
+    options = StudyOptions(6, raters=2, people=6)
+    with pytest.raises(StoreError, match=r"cannot write .*: choose another place"):
+        make_study([tmp_path / "run"], tmp_path / "file" / "study", options)

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -225,7 +226,7 @@ def test_answers_of_another_study_are_refused(folder, tmp_path):
         study_results(folder.path, other.answers)
     text = tmp_path / "text"
     text.write_text("participant,answer\n")
-    with pytest.raises(DataError, match="is no database of answers"):
+    with pytest.raises(DataError, match="cannot be used as answers to a study"):
         study_results(folder.path, text)
     with pytest.raises(StoreError, match=r"none\.sqlite is missing"):
         study_results(folder.path, tmp_path / "none.sqlite")
@@ -237,3 +238,32 @@ def test_answers_may_be_elsewhere(folder, tmp_path):
     moved = tmp_path / "collected.sqlite"
     shutil.move(folder.answers, moved)
     assert study_results(folder.path, moved).participation.finished == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE answers SET choice = 9",
+        "UPDATE answers SET choice = NULL",
+        "UPDATE answers SET place = place + 1000",
+        "UPDATE answers SET participant = 'x' || participant",
+        "UPDATE answers SET position = -1",
+    ],
+)
+def test_answers_that_do_not_fit_are_refused(folder, change):
+    answer_all(folder, prefer_undefended)
+    connection = sqlite3.connect(folder.answers)
+    with connection:
+        connection.execute(change + " WHERE place = 0")
+    connection.close()
+    with pytest.raises(DataError, match="does not fit the study: its file of answers was changed"):
+        study_results(folder.path)
+
+
+def test_a_damaged_database_is_refused(folder):
+    answer_all(folder, prefer_undefended)
+    content = bytearray(folder.answers.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    folder.answers.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be used as answers to a study"):
+        study_results(folder.path)

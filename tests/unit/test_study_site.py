@@ -370,3 +370,40 @@ def test_pages_can_be_used_with_a_keyboard_and_a_screen_reader(pairs, searches):
         assert len(keys) == len(set(keys)) == 2 * len(buttons)
     consent = Visitor(pairs.client, pairs.folder, pairs.folder.design.participants[1]).look().text
     assert '<label for="agree">' in consent
+
+
+def test_an_answer_that_cannot_be_written_is_not_lost_silently(folder, clock, monkeypatch):
+    """A full disk: the participant is told, and the same answer can be given again."""
+    app = study_app(folder, clock)
+    with TestClient(app, base_url="http://study", raise_server_exceptions=False) as client:
+        visitor = Visitor(client, folder, of_protocol(folder, "pairwise"))
+        visitor.begin()
+        with monkeypatch.context() as patch:
+
+            def full(*_):
+                raise sqlite3.OperationalError("database or disk is full")
+
+            patch.setattr(Answers, "record", full)
+            response = visitor.choose(0, 1)
+        assert response.status_code == 500
+        assert "That did not work" in response.text
+        assert "content-security-policy" in response.headers
+        assert saved(folder) == []
+        assert visitor.choose(0, 1).status_code == 200
+        assert [each.choice for each in saved(folder)] == [1]
+
+
+def test_answers_are_synced_at_once(folder):
+    answers = Answers(folder.answers, folder.id)
+    pragmas = {
+        name: answers._one(f"PRAGMA {name}")[0]
+        for name in ("journal_mode", "synchronous", "secure_delete", "foreign_keys")
+    }
+    answers.close()
+    full = 2
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": full,
+        "secure_delete": 1,
+        "foreign_keys": 1,
+    }

@@ -68,7 +68,7 @@ def links(
         str, typer.Option("--address", help="Where participants reach the server.")
     ] = "http://127.0.0.1:8000",
 ) -> None:
-    """Print the link of each participant; whoever has one can answer and see private images."""
+    """Print the link of each participant: a key to private images, for that person alone."""
     from frostglass.study.folder import read_study
     from frostglass.study.make import study_links
 

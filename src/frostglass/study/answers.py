@@ -6,7 +6,8 @@ power cut loses an answer. It holds random ids, hashes of tokens, choices and ti
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,20 @@ class Answer:
     seconds: float
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what SQLite says about a file, when it is opened or read, into one line."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise DataError(
+            f"{path} cannot be used as answers to a study ({error}): give the file answers.sqlite "
+            "of this one, in a folder that can be written"
+        ) from error
+
+
 def token_hash(token: str) -> str:
-    """Return what the database keeps of a token: whoever reads it cannot answer for others."""
+    """Return what the database keeps of a token: a reader of it cannot answer for others."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -83,23 +96,19 @@ class Answers:
     def __init__(self, path: Path, study: str, *, read_only: bool = False):
         if not path.is_file():
             raise StoreError(f"{path} is missing: give the file {path.name} of this study")
-        try:
+        self.path, self._read_only = path, read_only
+        with readable(path):
             self._connection = _connect(path, read_only=read_only)
             row = self._one("SELECT value FROM about WHERE key = 'study'")
-        except sqlite3.DatabaseError as error:
-            raise DataError(
-                f"{path} is no database of answers ({error}): give the file answers.sqlite of "
-                "this study"
-            ) from error
         if not row or row[0] != study:
             self._connection.close()
             raise DataError(
                 f"{path} has the answers of another study: give the answers.sqlite that was made "
                 "with this one"
             )
-        self._read_only = read_only
         if not read_only:
-            _make_durable(self._connection)
+            with readable(path):
+                _make_durable(self._connection)
 
     def close(self) -> None:
         """Write everything into the one file, and close it."""

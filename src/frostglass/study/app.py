@@ -59,7 +59,7 @@ def study_app(folder: StudyFolder, clock: Clock = time.time) -> ASGIApp:
             Route("/p/{token}/stop", site.stop),
             Route("/p/{token}/stop", site.withdraw, methods=["POST"]),
         ],
-        exception_handlers={HTTPException: _refused},
+        exception_handlers={HTTPException: _refused, 500: _failed},
         lifespan=lifespan,
     )
     # A path with a slash too many is no page: redirecting would repeat the token in a header.
@@ -94,6 +94,11 @@ async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = page("refused.html", status=error.status_code)
     return HTMLResponse(text, error.status_code, headers=error.headers)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    """Answer what should not happen, such as a full disk; the server's log has the reason."""
+    return HTMLResponse(page("refused.html", status=500), 500)
 
 
 class _Site:

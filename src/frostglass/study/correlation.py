@@ -127,9 +127,11 @@ def spearman(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
     total = weights.sum(1, keepdim=True)
     ranks = []
     for column in (first, second):
-        below = (column.unsqueeze(0) < column.unsqueeze(1)).double()
-        equal = (column.unsqueeze(0) == column.unsqueeze(1)).double()
-        rank = weights @ below.T + (weights @ equal.T + 1) / 2
+        values, places = column.unique(return_inverse=True)
+        equal = torch.zeros(len(weights), len(values), dtype=torch.double)
+        equal.index_add_(1, places, weights)
+        below = equal.cumsum(1) - equal
+        rank = (below + (equal + 1) / 2)[:, places]
         ranks.append(rank - (weights * rank).sum(1, keepdim=True) / total)
     both, one, other = ((weights * ranks[a] * ranks[b]).sum(1) for a, b in ((0, 1), (0, 0), (1, 1)))
     varied = torch.minimum(one, other) > 1e-9 * total.flatten()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from frostglass.core.errors import DataError
 from frostglass.study.answers import Answer, State
 from frostglass.study.folder import Design, Item, Participant, Protocol
 
@@ -42,11 +43,29 @@ def judgements(design: Design, answers: Sequence[Answer]) -> dict[str, list[Judg
     people = {each.id: each for each in design.participants}
     result: dict[str, list[Judgement]] = {each.id: [] for each in design.participants}
     for answer in answers:
+        if not _fits(design, people.get(answer.participant), answer):
+            raise DataError(
+                f"an answer of participant {answer.participant} (trial {answer.place}) does not "
+                "fit the study: its file of answers was changed; give the one that was written"
+            )
         if answer.choice is not None and answer.position is not None:
             result[answer.participant].append(
                 _judgement(design, people[answer.participant], answer)
             )
     return result
+
+
+def _fits(design: Design, participant: Participant | None, answer: Answer) -> bool:
+    """Does an answer name a trial of its participant, and an option of that?"""
+    if participant is None or not 0 <= answer.place < len(participant.trials):
+        return False
+    trial = participant.trials[answer.place]
+    none = design.items[trial.item].none
+    if answer.choice is None or answer.position is None:
+        return answer.choice is answer.position
+    last = none if participant.protocol == "identification" else none - 1
+    shown = [*trial.order, none]
+    return 0 <= answer.position <= last and shown[answer.position] == answer.choice
 
 
 def _judgement(design: Design, participant: Participant, answer: Answer) -> Judgement:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
@@ -164,17 +165,22 @@ def read_study(path: Path) -> StudyFolder:
     except ValidationError as error:
         text = problems(error)[0][:160]
         raise DataError(f"{path / DESIGN} is damaged ({text}): {again}") from None
-    _check(path, design, len(read_tensors(path / IMAGES)[0]))
+    _check(path, design, list(read_tensors(path / IMAGES)[0].values()))
     return StudyFolder(path, design, _identity(path))
 
 
-def _check(path: Path, design: Design, images: int) -> None:
+def _check(path: Path, design: Design, images: Sequence[Tensor]) -> None:
     """Refuse places that lead nowhere: a participant would meet them as an error."""
     models = len(design.models)
     wrong = [
+        f"image {number}"
+        for number, image in enumerate(images)
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3)
+    ]
+    wrong += [
         f"item {number}"
         for number, item in enumerate(design.items)
-        if max(item.image, *item.options) >= images
+        if max(item.image, *item.options) >= len(images)
         or max(item.models, default=0) >= models
         or (item.truth or 0) > item.none
         or (item.truth is None and (item.check or item.protocol == "identification"))

@@ -93,13 +93,18 @@ def make_study(runs: Sequence[Path], out: Path, options: StudyOptions | None = N
     design = design_of(maker, options, [file_hash(Path(run) / MANIFEST) for run in runs])
     # Made aside and renamed: a kill must not leave a study without its links or its answers.
     aside = out.with_name(f"{out.name}.partial")
-    remove_tree(aside)
     with full_disk_reported(out):
-        folder = write_folder(aside, design, maker.gallery.images)
-        invite(folder)
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
+        try:
+            remove_tree(aside)
+            folder = write_folder(aside, design, maker.gallery.images)
+            invite(folder)
+            if out.exists():
+                out.rmdir()
+            aside.rename(out)
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            raise StoreError(
+                f"cannot write {out} ({error.strerror}): choose another place"
+            ) from error
     return replace(folder, path=out)
 
 
@@ -172,7 +177,7 @@ def _participants(
         for who, load in enumerate(loads):
             checks = range(first_check + each * who, first_check + each * (who + 1))
             trials = trials_of([start + number for number in load], checks, items, rng)
-            # Random, not drawn from the seed: whoever knows the seed must not know the ids.
+            # Random, not drawn from the seed, which may be published.
             name = f"p{secrets.token_hex(5)}"
             participants.append(Participant(id=name, protocol=protocol, trials=trials))
     return items, participants
@@ -214,5 +219,8 @@ def study_links(folder: StudyFolder, address: str) -> list[str]:
     path = folder.path / LINKS
     if not path.is_file():
         raise StoreError(f"{path} is missing, and links cannot be made again: make a new study")
-    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-    return [f"{address.rstrip('/')}{row['link']}" for row in rows]
+    text = path.read_bytes().decode(errors="replace")
+    links = [row.get("link") or "" for row in csv.DictReader(io.StringIO(text))]
+    if not links or not all(link.startswith("/p/") for link in links):
+        raise StoreError(f"{path} is damaged, and links cannot be made again: make a new study")
+    return [f"{address.rstrip('/')}{link}" for link in links]

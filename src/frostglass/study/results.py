@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from frostglass.study.agreement import Agreement, agreement
-from frostglass.study.answers import Answer, Answers, State
+from frostglass.study.answers import Answer, Answers, State, readable
 from frostglass.study.correlation import MetricRow, metric_rows
 from frostglass.study.counted import (
     Judgement,
@@ -55,7 +55,8 @@ def study_results(path: Path, answers: Path | None = None) -> StudyResults:
     folder = read_study(Path(path))
     database = Answers(Path(answers or folder.path / ANSWERS), folder.id, read_only=True)
     try:
-        given, states = database.all(), database.states()
+        with readable(database.path):
+            given, states = database.all(), database.states()
     finally:
         database.close()
     return _evaluated(folder.design, folder.id, given, states)
