@@ -122,7 +122,7 @@ def _print_identified(rows: list[Identified]) -> None:
 
 def _class_cells(score: ClassScores) -> dict[str, str]:
     values = {"recall": score.recall, "precision": score.precision, "F1": score.f1}
-    return {name: "–" if value is None else f"{value:.3f}" for name, value in values.items()}
+    return {name: "–" if value is None else _decimal(value) for name, value in values.items()}
 
 
 def _print_metrics(rows: list[MetricRow]) -> None:

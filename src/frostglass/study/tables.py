@@ -37,9 +37,9 @@ class ClassScores:
     """How well one answer of an identification was given; None where it has no value."""
 
     name: str
-    recall: float | None
-    precision: float | None
-    f1: float | None
+    recall: Estimate | None
+    precision: Estimate | None
+    f1: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -80,46 +80,56 @@ def identified(design: Design, made: Sequence[Judgement]) -> list[Identified]:
     for model, facts in enumerate(design.models):
         own = [each for each in made if each.item.models == [model]]
         accuracy = _share(own, lambda each: each.choice == each.item.truth)
-        macro = _macro_f1(own)
+        macro = _estimate(own, lambda counts: f1_scores(counts).nanmean(-1))
         if not accuracy or not macro:
             continue
         shown = [each for each in own if each.item.truth != each.item.none]
         found = _share(shown, lambda each: each.choice == each.item.truth)
-        matrix = _confusion(own, torch.ones(1, len(own), dtype=torch.double))[0]
-        rows.append(Identified(facts.label, accuracy, macro, found, class_scores(matrix)))
+        rows.append(Identified(facts.label, accuracy, macro, found, _classes(own)))
     return rows
 
 
-def class_scores(confusion: Tensor) -> tuple[ClassScores, ...]:
-    """Return recall, precision and F1 of each class from counts (truth, answer).
+def recalls(confusion: Tensor) -> Tensor:
+    """Return the recall of each class, from counts (..., truth, answer); NaN if never true."""
+    return confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-1)
 
-    F1 = 2 TP / (2 TP + FP + FN), which has no value for a class that nobody answered and that never
-    was right. Macro-F1 is the mean over the others.
+
+def precisions(confusion: Tensor) -> Tensor:
+    """Return the precision of each class, from counts (..., truth, answer); NaN if never said."""
+    return confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-2)
+
+
+def f1_scores(confusion: Tensor) -> Tensor:
+    """Return F1 = 2 TP / (2 TP + FP + FN) of each class, from counts (..., truth, answer).
+
+    It is NaN for a class that nobody answered and that never was right; macro-F1 is the mean over
+    the others.
     """
-    scores = []
-    for place, name in enumerate(CLASSES):
-        hits = confusion[place, place].item()
-        true, said = confusion[place].sum().item(), confusion[:, place].sum().item()
-        scores.append(
-            ClassScores(
-                name,
-                hits / true if true else None,
-                hits / said if said else None,
-                2 * hits / (true + said) if true + said else None,
-            )
-        )
-    return tuple(scores)
+    hits = confusion.diagonal(dim1=-2, dim2=-1)
+    return 2 * hits / (confusion.sum(-1) + confusion.sum(-2))
 
 
-def _macro_f1(made: Sequence[Judgement]) -> Estimate | None:
-    def macro(weights: Tensor) -> Tensor:
-        counts = _confusion(made, weights)
-        both = counts.sum(1) + counts.sum(2)  # true, and said
-        hits = counts.diagonal(dim1=1, dim2=2)
-        return torch.where(both > 0, 2 * hits / both, torch.nan).nanmean(1)
+def _classes(made: Sequence[Judgement]) -> tuple[ClassScores, ...]:
+    scores = (recalls, precisions, f1_scores)
+    return tuple(
+        ClassScores(name, *[_of_class(made, score, place) for score in scores])
+        for place, name in enumerate(CLASSES)
+    )
 
-    participants = [each.participant for each in made]
-    return estimate(macro, participants, [each.item.person for each in made])
+
+def _of_class(
+    made: Sequence[Judgement], score: Callable[[Tensor], Tensor], place: int
+) -> Estimate | None:
+    return _estimate(made, lambda counts: score(counts)[:, place])
+
+
+def _estimate(made: Sequence[Judgement], statistic: Callable[[Tensor], Tensor]) -> Estimate | None:
+    """Return a statistic of the counts (R, truth, answer) with its interval."""
+    return estimate(
+        lambda weights: statistic(_confusion(made, weights)),
+        [each.participant for each in made],
+        [each.item.person for each in made],
+    )
 
 
 def _confusion(made: Sequence[Judgement], weights: Tensor) -> Tensor:
