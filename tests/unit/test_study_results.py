@@ -9,15 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy.stats import spearmanr
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from sklearn.metrics import precision_recall_fscore_support
 
 from frostglass.core.errors import DataError, StoreError
 from frostglass.published import table
 from frostglass.runtime.seeding import generator_for
+from frostglass.study.answers import Answer, Answers
 from frostglass.study.correlation import spearman
+from frostglass.study.counted import counted, judgements
 from frostglass.study.resampling import estimate, share
 from frostglass.study.results import study_results
-from frostglass.study.tables import CLASSES, f1_scores, precisions, recalls
+from frostglass.study.tables import CLASSES, f1_scores
 from run_folders import BIDO, BROKEN, DEFENDED
 from study_visits import answer_all, study_of_run
 
@@ -66,6 +68,7 @@ def test_unanimous_people(folder):
     ]
     for each in found.identified:
         assert (each.accuracy.value, each.macro_f1.value) == (1.0, 1.0)
+        assert each.macro_f1.low == each.accuracy.low < 1
         assert [score.name for score in each.classes] == list(CLASSES)
         assert {score.f1.value for score in each.classes if score.f1} == {1.0}
     assert {each.alpha for each in found.agreement.values()} == {1.0}
@@ -96,8 +99,6 @@ def test_time_outs_are_counted_and_left_out(folder):
 
 
 def test_who_left_before_the_first_check_does_not_count(folder):
-    from frostglass.study.answers import Answer, Answers
-
     who = next(
         each
         for each in folder.design.participants
@@ -158,15 +159,34 @@ def test_a_metric_that_people_follow_is_found(folder):
     assert followed.pairwise.items == 30
 
 
-def test_class_scores_are_those_of_scikit_learn():
+def test_class_scores_are_those_of_scikit_learn(folder):
     rng = generator_for(0, "classes")
-    truth = torch.randint(5, (200,), generator=rng)
-    said = torch.randint(5, (200,), generator=rng)
-    counts = torch.tensor(confusion_matrix(truth, said, labels=range(5)), dtype=torch.double)
-    precision, recall, f1, _ = precision_recall_fscore_support(truth, said, labels=range(5))
-    assert recalls(counts).tolist() == pytest.approx(recall.tolist())
-    assert precisions(counts).tolist() == pytest.approx(precision.tolist())
-    assert f1_scores(counts).tolist() == pytest.approx(f1.tolist())
+
+    def choose(who, item):
+        if item.protocol == "pairwise":
+            return 0
+        right = torch.rand(1, generator=rng).item() < 0.4
+        return item.truth if right else int(torch.randint(5, (1,), generator=rng))
+
+    answer_all(folder, choose)
+    found = study_results(folder.path).identified
+    answers = Answers(folder.answers, folder.id, read_only=True)
+    made = counted(judgements(folder.design, answers.all()), "identification")
+    answers.close()
+    for model, row in enumerate(found):
+        own = [each for each in made if each.item.models == [model]]
+        truth, said = [e.truth_position for e in own], [e.position for e in own]
+        options = {"labels": range(5), "zero_division": 0.0}
+        expected = precision_recall_fscore_support(truth, said, **options)[:3]
+        scores = [(e.precision, e.recall, e.f1) for e in row.classes]
+        values = [[each.value if each else 0.0 for each in some] for some in scores]
+        for ours, theirs in zip(zip(*values, strict=True), expected, strict=True):
+            assert list(ours) == pytest.approx(theirs.tolist())
+        assert row.macro_f1.value == pytest.approx(expected[2].mean())
+        for score in row.classes:
+            for each in (score.recall, score.precision, score.f1):
+                assert each is None or each.low <= each.value <= each.high
+                assert each is None or each.low < each.high
 
 
 def test_f1_of_the_published_recall_and_precision():
@@ -186,8 +206,7 @@ def test_f1_of_the_published_recall_and_precision():
 
 def test_a_class_that_never_occurs():
     nothing = torch.zeros(5, 5, dtype=torch.double)
-    for score in (recalls, precisions, f1_scores):
-        assert score(nothing).isnan().all()
+    assert f1_scores(nothing).isnan().all()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,7 @@ from torch import Tensor
 from frostglass.runtime.seeding import generator_for
 from frostglass.study.counted import Judgement
 from frostglass.study.folder import Design
-from frostglass.study.resampling import ENDS, Estimate, mean
+from frostglass.study.resampling import ENDS, Estimate, share
 
 RESAMPLES = 500
 Metrics = Mapping[tuple[int, int], Mapping[str, float]]  # of each (model, person)
@@ -68,7 +68,7 @@ def _preferred(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Estima
         ahead = values[each.choice] - values[1 - each.choice]
         halves.append(0.5 if ahead == 0 else float(ahead > 0))
     participants = [each.participant for each in made]
-    return mean(halves, participants, [each.item.person for each in made])
+    return share(halves, participants, [each.item.person for each in made])
 
 
 def _pairs(metrics: Metrics, name: str, made: Sequence[Judgement]) -> Correlation:

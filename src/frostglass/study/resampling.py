@@ -49,23 +49,16 @@ def estimate(
     return Estimate(value, low, high, count)
 
 
-def mean(
-    values: Sequence[float], participants: Sequence[str], people: Sequence[int]
-) -> Estimate | None:
-    """Return the mean of values with its interval."""
-    column = torch.tensor(values, dtype=torch.double)
-    return estimate(lambda weights: weights @ column / weights.sum(1), participants, people)
-
-
 def share(
-    hits: Sequence[bool], participants: Sequence[str], people: Sequence[int]
+    hits: Sequence[float], participants: Sequence[str], people: Sequence[int]
 ) -> Estimate | None:
-    """Return the share of hits with its interval.
+    """Return the share of hits, each from 0 to 1, with its interval.
 
     If all answers are hits, or none is, a bootstrap sees no spread and would claim certainty: the
     exact bound over people, or over participants if they are fewer, is used instead.
     """
-    result = mean([float(hit) for hit in hits], participants, people)
+    column = torch.tensor([float(hit) for hit in hits], dtype=torch.double)
+    result = estimate(lambda weights: weights @ column / weights.sum(1), participants, people)
     if result and result.value in (0.0, 1.0):
         independent = min(len(set(participants)), len(set(people)))
         low, high = interval(torch.full((independent,), result.value))

@@ -1,7 +1,7 @@
 """The tables of a study: shares chosen, classes of an identification, correlations with metrics."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -80,23 +80,13 @@ def identified(design: Design, made: Sequence[Judgement]) -> list[Identified]:
     for model, facts in enumerate(design.models):
         own = [each for each in made if each.item.models == [model]]
         accuracy = _share(own, lambda each: each.choice == each.item.truth)
-        macro = _estimate(own, lambda counts: f1_scores(counts).nanmean(-1))
+        macro = _not_certain(_estimate(own, lambda counts: f1_scores(counts).nanmean(-1)), accuracy)
         if not accuracy or not macro:
             continue
         shown = [each for each in own if each.item.truth != each.item.none]
         found = _share(shown, lambda each: each.choice == each.item.truth)
         rows.append(Identified(facts.label, accuracy, macro, found, _classes(own)))
     return rows
-
-
-def recalls(confusion: Tensor) -> Tensor:
-    """Return the recall of each class, from counts (..., truth, answer); NaN if never true."""
-    return confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-1)
-
-
-def precisions(confusion: Tensor) -> Tensor:
-    """Return the precision of each class, from counts (..., truth, answer); NaN if never said."""
-    return confusion.diagonal(dim1=-2, dim2=-1) / confusion.sum(-2)
 
 
 def f1_scores(confusion: Tensor) -> Tensor:
@@ -110,17 +100,25 @@ def f1_scores(confusion: Tensor) -> Tensor:
 
 
 def _classes(made: Sequence[Judgement]) -> tuple[ClassScores, ...]:
-    scores = (recalls, precisions, f1_scores)
-    return tuple(
-        ClassScores(name, *[_of_class(made, score, place) for score in scores])
-        for place, name in enumerate(CLASSES)
-    )
+    return tuple(_class(made, place, name) for place, name in enumerate(CLASSES))
 
 
-def _of_class(
-    made: Sequence[Judgement], score: Callable[[Tensor], Tensor], place: int
-) -> Estimate | None:
-    return _estimate(made, lambda counts: score(counts)[:, place])
+def _class(made: Sequence[Judgement], place: int, name: str) -> ClassScores:
+    true = [each for each in made if each.truth_position == place]
+    said = [each for each in made if each.position == place]
+    recall = _share(true, lambda each: each.position == place)
+    precision = _share(said, lambda each: each.truth_position == place)
+    f1 = _estimate(made, lambda counts: f1_scores(counts)[:, place])
+    return ClassScores(name, recall, precision, _not_certain(f1, recall, precision))
+
+
+def _not_certain(score: Estimate | None, *shares: Estimate | None) -> Estimate | None:
+    """Give a score of 0 or 1, of which a bootstrap sees no spread, the widest of exact bounds."""
+    known = [each for each in shares if each]
+    if not score or score.value not in (0.0, 1.0) or not known:
+        return score
+    low, high = min(each.low for each in known), max(each.high for each in known)
+    return replace(score, low=low, high=high)
 
 
 def _estimate(made: Sequence[Judgement], statistic: Callable[[Tensor], Tensor]) -> Estimate | None:
