@@ -286,3 +286,19 @@ def test_a_damaged_database_is_refused(folder):
     folder.answers.write_bytes(content)
     with pytest.raises(DataError, match="cannot be used as answers to a study"):
         study_results(folder.path)
+
+
+def test_answers_are_synced_at_once(folder):
+    answers = Answers(folder.answers, folder.id)
+    pragmas = {
+        name: answers._one(f"PRAGMA {name}")[0]
+        for name in ("journal_mode", "synchronous", "secure_delete", "foreign_keys")
+    }
+    answers.close()
+    full = 2
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": full,
+        "secure_delete": 1,
+        "foreign_keys": 1,
+    }

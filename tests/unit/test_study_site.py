@@ -391,19 +391,3 @@ def test_an_answer_that_cannot_be_written_is_not_lost_silently(folder, clock, mo
         assert saved(folder) == []
         assert visitor.choose(0, 1).status_code == 200
         assert [each.choice for each in saved(folder)] == [1]
-
-
-def test_answers_are_synced_at_once(folder):
-    answers = Answers(folder.answers, folder.id)
-    pragmas = {
-        name: answers._one(f"PRAGMA {name}")[0]
-        for name in ("journal_mode", "synchronous", "secure_delete", "foreign_keys")
-    }
-    answers.close()
-    full = 2
-    assert pragmas == {
-        "journal_mode": "wal",
-        "synchronous": full,
-        "secure_delete": 1,
-        "foreign_keys": 1,
-    }
