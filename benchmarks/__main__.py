@@ -25,6 +25,7 @@ BENCHMARKS = (
     "memory",
     "scale",
     "workers",
+    "human_study",
 )
 
 

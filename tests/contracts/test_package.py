@@ -36,7 +36,7 @@ LADDER = (
     ("analyses",),
     ("plan", "testing"),
     ("report",),
-    ("hardening", "published"),
+    ("hardening", "published", "study"),
     ("cli",),
     ("__main__",),
 )

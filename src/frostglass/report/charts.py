@@ -127,6 +127,11 @@ def redacted(pixels: Tensor) -> Tensor:
 
 def data_uri(pixels: Tensor, most: int = THUMBNAIL) -> str:
     """Encode one image, uint8 (C, H, W), as a data URI with at most so many pixels a side."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels, most)).decode()
+
+
+def png(pixels: Tensor, most: int) -> bytes:
+    """Encode one image, uint8 (C, H, W), as a PNG file with at most so many pixels a side."""
     array = pixels.numpy()
     image = Image.fromarray(
         array[0] if len(array) == 1 else np.ascontiguousarray(array.transpose(1, 2, 0))
@@ -135,4 +140,4 @@ def data_uri(pixels: Tensor, most: int = THUMBNAIL) -> str:
         image.thumbnail((most, most), Image.Resampling.LANCZOS)
     data = io.BytesIO()
     image.save(data, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+    return data.getvalue()
