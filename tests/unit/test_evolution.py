@@ -30,13 +30,13 @@ def rosenbrock(points, rows):
 @BOTH
 @pytest.mark.parametrize(
     ("function", "size", "evaluations", "tolerance"),
-    [(quadratic, 10, 4000, 1e-2), (rosenbrock, 2, 4000, 1e-2)],
+    [(quadratic, 6, 1500, 1e-2), (rosenbrock, 2, 2000, 0.1)],
 )
 def test_the_minimum_of_a_known_function_is_found(strategy, function, size, evaluations, tolerance):
     start = torch.zeros(4, size, dtype=torch.double)
     found = evolve(strategy(start, 0.5), function, rows_rng(4), evaluations=evaluations)
     assert (found.values < tolerance).all()
-    assert torch.allclose(found.points, torch.ones_like(start), atol=0.2)
+    assert torch.allclose(found.points, torch.ones_like(start), atol=0.6)
     assert torch.equal(function(found.points, None), found.values)
 
 
