@@ -80,6 +80,9 @@ class CrafterZ(Crafting):
     def update_latents(self, state: CraftState) -> None:
         state.latents = state.variable.detach().clone()
 
+    def ceiling(self, state: CraftState) -> Tensor:
+        return state.inversion.encode(state.first_latents)
+
     def finish(self, state: CraftState) -> tuple[Tensor, dict[str, float]]:
         with torch.no_grad():
             return state.inversion.encode(state.latents), {}
