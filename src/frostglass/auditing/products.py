@@ -44,8 +44,8 @@ class Released:
 
     features: Tensor
     facts: tuple[Mapping[str, Any], ...] = ()
-    ceiling: Tensor | None = None
     key: str = ""
+    ceiling: Tensor | None = None
 
 
 @dataclass(frozen=True)

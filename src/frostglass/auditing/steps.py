@@ -185,7 +185,7 @@ def _release(
     seed = seed_for(seed, "release", number)
     release = protection.release(encoder, pixels, assets, seed=seed, work=work)
     ceiling = None if release.ceiling is None else release.ceiling.detach().cpu()
-    return Released(release.features.detach().cpu(), release.facts, ceiling)
+    return Released(release.features.detach().cpu(), release.facts, ceiling=ceiling)
 
 
 def _save_released(released: Released, folder: Path) -> None:
@@ -198,7 +198,8 @@ def _save_released(released: Released, folder: Path) -> None:
 
 def _load_released(folder: Path, device: torch.device) -> Released:
     tensors, values = read_tensors(folder / "released.safetensors")
-    return Released(tensors["features"], tuple(values["facts"]), tensors.get("ceiling"))
+    facts = tuple(values["facts"])
+    return Released(tensors["features"], facts, ceiling=tensors.get("ceiling"))
 
 
 def _pretrain(
