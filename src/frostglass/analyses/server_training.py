@@ -68,13 +68,13 @@ class ServerTraining(AnalysisMethod):
         rows: list[tuple[Cell, ...]] = []
         points: list[tuple[float, float]] = []
         for subject in {model_label(each.experiment): each for each in context.subjects}.values():
-            given, trained = self.utilities(subject)
-            label = model_label(subject.experiment)
-            values = [(each["mean_mcc"], each["mean_auc"]) for each in (given, trained)]
-            rows.append((label, *values[0], *values[1]))
-            points.append((given["mean_mcc"], trained["mean_mcc"]))
+            both = self.utilities(subject)
+            values = [each[name] for each in both for name in ("mean_mcc", "mean_auc")]
+            rows.append((model_label(subject.experiment), *values))
+            points.append((values[0], values[2]))
         head = ("protection", "MCC, given", "AUC, given", "MCC, trained", "AUC, trained")
-        curve = Curve("servers", *zip(*points, strict=True), joined=False)
+        given, trained = (tuple(point[place] for point in points) for place in (0, 1))
+        curve = Curve("servers", given, trained, joined=False)
         figure = Figure(
             "A server trained on released features against one trained on plain ones",
             Axis("MCC of the given server →"),
