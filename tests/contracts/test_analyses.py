@@ -35,6 +35,7 @@ CASES = {
         {"grid": {"defenses": [[{**BIDO, "lambda_x": weight}] for weight in (1.0, 5.0)]}},
     ),
     "fsim_utility": ({}, {}),
+    "server_training": ({"images": 8, "epochs": 1, "batch": 4}, {}),
     "adaptive_epochs": ({}, {"grid": {"attack": {"adapt_epochs": [1, 2]}}}),
 }
 SLOW = ("rank_sweep", "checkpoints", "fsim_utility", "adaptive_epochs")  # several attacks each

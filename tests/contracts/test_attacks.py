@@ -15,6 +15,7 @@ from frostglass.attacks._search.wrapped import WrappedAttack
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.core.errors import AccessError, ConfigError
 from frostglass.core.method import AuditSize
+from frostglass.core.prior import ScoredDraws
 from frostglass.core.types import CAPABILITIES, Target
 from frostglass.core.views import ModelView
 from worlds import (
@@ -83,6 +84,7 @@ SMALL = {
         "critic_steps": 1,
     },
     "repel": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2},
+    "smile": {"steps": 6, "max_queries": 60, "patience": 0, "candidates": 3, "keep": 2},
     "unlearn": {"base": BASE, "rounds": 3, "searches": 1, "keep": 2, "tuning": 4, "references": 8},
     "vmi": {
         "steps": 6,
@@ -103,9 +105,16 @@ def small(name: str, **more):
 
 
 def usable(name: str, **more):
-    """A prior that the attack can use: IF-GMI needs blocks, LOKT a copy of the target."""
+    """A prior that the attack can use: IF-GMI needs blocks, LOKT and SMILE copies of the target."""
     known = styled_prior(**more) if name == "ifgmi" else prior(**more)
-    return replace(known, students=(target().module,)) if name == "lokt" else known
+    if name not in ("lokt", "smile"):
+        return known
+    latents = torch.randn(40, known.latent, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        images = known.generator.eval()(latents)
+        scores = target().module.eval()(images).softmax(1)
+    known.generator.train()
+    return replace(known, students=(target().module,), scored=ScoredDraws(latents, scores))
 
 
 def run(attack, world=None, *, labels=(0, 1, 2, 3), work=None, seed=5):
@@ -243,7 +252,8 @@ def test_a_conditional_generator_gets_the_label_or_hint_of_each_person(name, con
     """Images of a class carry its mark; attacks that cannot use such a prior refuse it."""
     attack = small(name)
     known = conditional_prior(condition)
-    if attack.start_draws or name == "members":  # units of classes have no label of their own
+    # Units of classes have no label of their own, and draws that were scored before none either.
+    if attack.start_draws or name in ("members", "smile"):
         with pytest.raises(ConfigError, match=f"this prior needs a {condition} for each image"):
             run(attack, (target(), known))
         return

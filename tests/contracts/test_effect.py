@@ -13,6 +13,7 @@ from frostglass.data.faces import Faces
 from frostglass.metrics.accuracy import Accuracy
 from frostglass.metrics.base import Evidence, measure
 from frostglass.priors.base import check_unseen
+from frostglass.priors.experts import Experts
 from frostglass.priors.kplus1 import Kplus1
 from frostglass.priors.pretrained import Pretrained
 from frostglass.priors.students import Students
@@ -82,6 +83,7 @@ CASES = {
         "reselect": False,
     },
     "lokt": {"shown": 1, "steps": 60, "candidates": 3, "keep": 3},
+    "smile": {"steps": 20, "max_queries": 60},
     # Their first guess: without decoys there is nobody else to find.
     "repel": {"base": BASE, "rounds": 2, "searches": 2, "keep": 1},
     "unlearn": {
@@ -108,7 +110,7 @@ LOKT_GAN = {
     "warmup": 10,
 }
 SLOW = ("lokt", "ppdgmi")  # a prior that is trained, a generator that is tuned for each person
-STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic")  # attacks on a StyleGAN
+STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic", "smile")  # attacks on a StyleGAN
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,10 @@ def test_an_attack_breaks_an_undefended_model(world, name):
         base = {"name": "tacgan", **LOKT_GAN}
         taught = Surrogates(base=base, students=STUDENT, epochs=4, batch=32, lr=0.05, per_class=60)
         prior = taught.train(world.split.public, world.target.view(["labels"]), work=NoWork())
+    if name == "smile":
+        taught = Experts(students=STUDENT, draws=200, epochs=6, batch=32)
+        view = world.target.view(["scores"])
+        prior = taught.train(world.split.public, view, base=prior, work=NoWork())
     lifts, sure = lift(world, attack, prior)
     assert sure > SURE
     assert min(lifts) >= LEAST

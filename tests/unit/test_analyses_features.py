@@ -21,6 +21,7 @@ from frostglass.analyses.layer_dependence import LayerDependence
 from frostglass.analyses.lda_layers import groups_of, layer_outputs
 from frostglass.analyses.likelihood import ordering, shares_in_bins
 from frostglass.analyses.rank_sweep import RankSweep, head_rank
+from frostglass.analyses.server_training import ServerTraining, answers, spread
 from frostglass.analyses.tsne import Tsne, agreement_of_chance, neighbour_agreement
 from frostglass.analyses.unilateral import Unilateral, image_weight, output_dependence
 from frostglass.auditing.experiment import experiments
@@ -121,6 +122,26 @@ def test_neighbours_of_separate_clusters_all_agree_and_random_ones_do_as_chance(
         neighbour_agreement(noise * torch.nan, groups, 5)
     with pytest.raises(DataError, match="expected less than 400 images"):
         neighbour_agreement(noise, groups, 400)
+
+
+def test_a_server_learns_from_features_that_a_protection_turned_around():
+    """What a protection does to every feature alike, a server that learns from them undoes."""
+    plain = torch.randn(300, 4, 2, generator=rng())
+    truth = (plain.flatten(1)[:, :3] > 0).float()
+    server = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, 3))
+    method = ServerTraining(epochs=30, batch=32, lr=0.05)
+    method.train(server, -plain[:200], truth[:200], seed=0)
+    first = answers(server, -plain[200:])
+    assert (((first > 0) == (truth[200:] > 0)).float().mean()) > 0.9
+    assert (((answers(server, plain[200:]) > 0) == (truth[200:] > 0)).float().mean()) < 0.2
+    assert not server.training
+    again = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, 3))
+    again.load_state_dict(server.state_dict())
+    for each in (server, again):
+        method.train(each, -plain[:200], truth[:200], seed=1)
+    assert torch.equal(answers(server, plain), answers(again, plain))
+    assert len(spread(images(12), 5)) == 5
+    assert len(spread(images(12), 50)) == 12
 
 
 def test_layers_are_read_in_chunks_and_grouped():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from crafting_worlds import METHODS, TINY, drawn, encoder, first_state, linear_world, release, tiny
+from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize
 from frostglass.defenses.base import defenses
 from frostglass.defenses.release._critic import DistributionCritic
@@ -121,6 +122,47 @@ def test_crafter_z_releases_features_of_generated_images():
     assert torch.allclose(result.features @ projection.T, result.features, atol=1e-4)
     assert not torch.allclose(network(images) @ projection.T, network(images), atol=1e-2)
     assert "residual_end" not in result.facts[0]
+
+
+def test_the_ceiling_is_the_feature_of_the_first_inversion():
+    linear, network, matrix = linear_world()
+    images = drawn(4, linear, 4) + 0.2
+    longer = tiny(CrafterZ, first_steps=300, batch=2)
+    result = release(longer, images, network=network, world=linear)
+    best = network(images) @ (matrix @ torch.linalg.pinv(matrix)).T  # the nearest that is possible
+    assert torch.allclose(result.ceiling, best, atol=1e-3)
+    assert release(tiny(Crafter), drawn(4)).ceiling is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_several_first_inversions_the_best_is_kept(method):
+    images = drawn(5, seed=3)
+    residuals = [
+        release(tiny(method, first_steps=6, pool=16, starts=starts, steps=1), images).facts[0][
+            "residual_start"
+        ]
+        for starts in (1, 4, 16)
+    ]
+    assert residuals[0] > residuals[1] >= residuals[2]
+    budgets = [tiny(method, starts=starts, pool=4).budget(AuditSize(5)) for starts in (1, 2)]
+    # Two times four steps and twelve products of the curvature.
+    assert budgets[1].evaluations - budgets[0].evaluations == 5 * (4 + 12)
+    with pytest.raises(ConfigError, match=r"pool \(4\) must be at least the 5 random latents"):
+        tiny(method, starts=5)
+
+
+def test_the_amortizers_prediction_is_one_of_several_starts():
+    latents = torch.randn(5, 6, generator=torch.Generator().manual_seed(3))
+    images, calls = drawn(5, seed=3), []
+
+    def exact(features):
+        calls.append(1)
+        return latents
+
+    chosen = tiny(CrafterZ, first_steps=0, pool=4, starts=3, steps=1, amortized=True)
+    facts = release(chosen, images, amortizer=exact).facts[0]
+    assert facts["residual_start"] < 1e-8  # no draw is as good
+    assert calls == [1]
 
 
 def test_an_exact_amortizer_needs_no_search():

@@ -34,6 +34,7 @@ def test_which_there_are():
     assert set(PATHS) == {
         "faces/features",
         "faces/protections",
+        "faces/crafter-z",
         "faces/trained-protections",
         "faces/feature-layers",
         "faces/feature-perceptual",
@@ -44,6 +45,8 @@ def test_which_there_are():
         "celeba/resnet50-adv-learn-both",
         "celeba/resnet50-adv-learn-smiling",
         "celeba/resnet18-crafter",
+        "celeba/resnet18-crafter-z",
+        "celeba/resnet18-crafter-training",
         "lfw/resnet18-crafter",
     }
 
@@ -63,6 +66,20 @@ def test_betas_are_those_of_the_appendix():
         500,
         3000,
     ]
+
+
+def test_the_step_sizes_of_crafter_z_are_those_of_its_table():
+    name = "celeba/resnet18-crafter-z"
+    assert strengths(name, "crafter_z", "lr") == [1e-4, 5e-4, 1e-3]
+    assert strengths(name, "crafter_z", "beta") == [20 / 16, 50 / 16]
+    assert len({exp.defenses for exp in made(name)}) == 1 + 6
+    assert strengths("faces/crafter-z", "crafter_z", "lr") == [1e-4, 5e-4, 1e-3]
+
+
+def test_the_training_scenario_has_the_settings_of_the_appendix():
+    first = made("celeba/resnet18-crafter-training")[0]
+    assert (first.prior.latent, first.prior.first_size) == (700, 8)
+    assert (first.attack.steps, first.attack.lr) == (1000, 0.03)
 
 
 def test_lambdas_are_those_of_the_tables():

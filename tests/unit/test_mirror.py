@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from frostglass.attacks._search.box import Box
-from frostglass.attacks._search.styled import StyleSpace, best_styles, pool_styles, style_scores
+from frostglass.attacks._search.styled import best_styles, pool_styles, style_scores
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.mirror import Mirror, rise_and_fall
 from frostglass.attacks.model.mirror_genetic import MirrorGenetic
@@ -18,6 +18,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Target
 from frostglass.core.views import ModelView
+from frostglass.priors._style_space import StyleSpace
 from frostglass.priors.base import identity_hashes
 from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, close_images, conditional_prior, of_people, prior, styled_prior, target

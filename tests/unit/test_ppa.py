@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from frostglass.attacks._search.row_rng import RowRng
-from frostglass.attacks._search.styled import StyleSpace, best_styles, pool_styles, style_scores
+from frostglass.attacks._search.styled import best_styles, pool_styles, style_scores
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.ifgmi import Ifgmi
 from frostglass.attacks.model.ppa import Ppa
@@ -14,6 +14,7 @@ from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
 from frostglass.core.objective import poincare
 from frostglass.data._augment import CROP_DRAWS, cropped
+from frostglass.priors._style_space import StyleSpace
 from frostglass.runtime.seeding import generator_for
 from worlds import NoWork, close_images, conditional_prior, of_people, prior, styled_prior, target
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from frostglass.attacks import Ppdgmi, invert
-from frostglass.attacks._search.styled import StyleSpace
 from frostglass.attacks._search.tuned import (
     AdversarialTuning,
     PointTuning,
@@ -22,6 +21,7 @@ from frostglass.attacks._search.tuned import (
 )
 from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
+from frostglass.priors._style_space import StyleSpace
 from worlds import (
     PUBLIC,
     NoWork,

@@ -36,6 +36,7 @@ METHODS = [
         ("tacgan", {**GAN, "warmup": 2}),
         ("tacgan", {**GAN, "warmup": 2, "network": "dcgan"}),
         ("surrogates", {**SURROGATES, "per_class": 5}),
+        ("experts", {**SURROGATES, "draws": 30}),
         ("pretrained", {"weights": "faces32", "resize": True}),
     )
 ]

@@ -154,6 +154,16 @@ def test_what_protections_measured_is_averaged_over_images(tmp_path):
     assert "according to its own critic" in page.text
 
 
+def test_a_protection_that_has_a_ceiling_shows_it(tmp_path):
+    page = feature_page(tmp_path, [OPEN, {**CRAFTED, "ceiling": 0.57}])
+    head, plain, limited = page.tables["What each protection did"]
+    assert head[4] == "MCC at the start"
+    assert (plain[4], limited[4]) == ("–", "0.57 0.53 to 0.60")
+    assert "its ceiling, because it releases features of generated images only" in page.text
+    page = feature_page(tmp_path / "other", [OPEN, CRAFTED])
+    assert "MCC at the start" not in page.tables["What each protection did"][0]
+
+
 def test_notes_that_are_no_numbers_are_left_to_the_json(tmp_path):
     run = make_feature_run(
         tmp_path / "run",

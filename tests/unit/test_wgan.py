@@ -40,6 +40,17 @@ def test_published_shapes():
     assert critic(torch.zeros(2, 3, 64, 64)).shape == (2, 1)
 
 
+def test_crafters_generator_starts_at_eight_pixels():
+    """Table XII: a linear layer to 256×8×8, and transposed convolutions to 128, 64 and 3."""
+    generator, _ = Wgan(latent=500, first_size=8).networks((3, 64, 64))
+    linear, *_ = generator
+    assert (linear.in_features, linear.out_features) == (500, 256 * 8 * 8)
+    convs = [layer for layer in generator if isinstance(layer, nn.ConvTranspose2d)]
+    assert [(c.in_channels, c.out_channels) for c in convs] == [(256, 128), (128, 64), (64, 3)]
+    small = Wgan(latent=5, width=4, first_size=8).networks((3, 16, 16))[0].eval()
+    assert small(torch.randn(2, 5)).shape == (2, 3, 16, 16)
+
+
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
 def test_every_size_maps_to_itself(size):
     generator, critic = Wgan(width=4).networks((3, size, size))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from frostglass.analyses.lda_layers import LdaLayers
     from frostglass.analyses.likelihood import Likelihood
     from frostglass.analyses.rank_sweep import RankSweep
+    from frostglass.analyses.server_training import ServerTraining
     from frostglass.analyses.toy_world import ToyWorld
     from frostglass.analyses.tsne import Tsne
     from frostglass.analyses.unilateral import Unilateral

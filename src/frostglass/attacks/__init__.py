@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from frostglass.attacks.model.ppa import Ppa
     from frostglass.attacks.model.ppdgmi import Ppdgmi
     from frostglass.attacks.model.repel import Repel
+    from frostglass.attacks.model.smile import Smile
     from frostglass.attacks.model.unlearn import Unlearn
     from frostglass.attacks.model.vmi import Vmi
 

@@ -48,16 +48,20 @@ def _plain_features(exposure: FeatureExposure) -> torch.Tensor:
 
 
 def _utilities(exposure: FeatureExposure) -> dict[str, Mapping[str, Any]]:
-    """Measure the server's answers to released and to plain features."""
+    """Measure the server's answers to released and plain features, and to those of a ceiling."""
     rest = halves(exposure.target).rest
     device = device_of(rest)
     truth = targets_for(exposure.target, exposure.images)
-    utilities = []
+    released = exposure.released
+    measured = {"utility": released.features, "plain_utility": _plain_features(exposure)}
+    if released.ceiling is not None:
+        measured["ceiling_utility"] = released.ceiling
+    utilities: dict[str, Mapping[str, Any]] = {}
     with frozen(rest), torch.no_grad():
-        for features in (exposure.released.features, _plain_features(exposure)):
+        for name, features in measured.items():
             logits = [rest(part.to(device)).cpu() for part in features.split(CHUNK)]
-            utilities.append(utility(torch.cat(logits), truth, exposure.images.labels))
-    return {"utility": utilities[0], "plain_utility": utilities[1]}
+            utilities[name] = utility(torch.cat(logits), truth, exposure.images.labels)
+    return utilities
 
 
 def _deviation(exposure: FeatureExposure) -> dict[str, Any]:

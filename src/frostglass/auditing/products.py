@@ -40,11 +40,12 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class Released:
-    """Features that left a device, and what its protection measured."""
+    """Features that left a device, what its protection measured, and where it started from."""
 
     features: Tensor
     facts: tuple[Mapping[str, Any], ...] = ()
     key: str = ""
+    ceiling: Tensor | None = None
 
 
 @dataclass(frozen=True)

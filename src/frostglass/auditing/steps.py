@@ -184,19 +184,22 @@ def _release(
     assets = Assets(prior=prior, amortizer=amortizer)
     seed = seed_for(seed, "release", number)
     release = protection.release(encoder, pixels, assets, seed=seed, work=work)
-    return Released(release.features.detach().cpu(), release.facts)
+    ceiling = None if release.ceiling is None else release.ceiling.detach().cpu()
+    return Released(release.features.detach().cpu(), release.facts, ceiling=ceiling)
 
 
 def _save_released(released: Released, folder: Path) -> None:
     facts = [dict(row) for row in released.facts]
-    write_tensors(
-        folder / "released.safetensors", {"features": released.features}, {"facts": facts}
-    )
+    tensors = {"features": released.features}
+    if released.ceiling is not None:
+        tensors["ceiling"] = released.ceiling
+    write_tensors(folder / "released.safetensors", tensors, {"facts": facts})
 
 
 def _load_released(folder: Path, device: torch.device) -> Released:
     tensors, values = read_tensors(folder / "released.safetensors")
-    return Released(tensors["features"], tuple(values["facts"]))
+    facts = tuple(values["facts"])
+    return Released(tensors["features"], facts, ceiling=tensors.get("ceiling"))
 
 
 def _pretrain(

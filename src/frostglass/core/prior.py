@@ -27,6 +27,20 @@ class _Blocks(Protocol):
 
 
 @dataclass(frozen=True)
+class ScoredDraws:
+    """Draws of a prior that the target was asked about, and its answers.
+
+    `scores` (N, K) are those of the images of `latents` (N, latent), whose styles were moved to
+    their mean by `truncation` ψ in the first `cutoff` layers.
+    """
+
+    latents: Tensor
+    scores: Tensor
+    truncation: float = 1.0
+    cutoff: int = 0
+
+
+@dataclass(frozen=True)
 class Prior:
     """A generator of images in [0, 1] from standard normal latents, perhaps with its critic.
 
@@ -35,7 +49,8 @@ class Prior:
     any, and `classes` the number of that target's classes. `condition` is what the generator takes
     beside latents: nothing, a class label, or a hint, a row of `hints` (K, ...) for each class.
     `students` are networks that imitate the target, `features` (2, F) mean and standard deviation
-    of the target's penultimate features on public images.
+    of the target's penultimate features on public images, `scored` the draws that students learned
+    from, if the target scored no other images.
     """
 
     generator: nn.Module
@@ -50,6 +65,7 @@ class Prior:
     hints: Tensor | None = None
     students: tuple[nn.Module, ...] = ()
     features: Tensor | None = None
+    scored: ScoredDraws | None = None
     key: str = ""
 
     def __repr__(self) -> str:

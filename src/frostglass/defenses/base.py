@@ -152,10 +152,15 @@ class Opponent:
 
 @dataclass(frozen=True)
 class Release:
-    """Features (N, ...) that leave the device, and measurements of the protection per batch."""
+    """Features (N, ...) that leave the device, and measurements of the protection per batch.
+
+    `ceiling` (N, ...) are those it started from, if what it can release has a limit of its own:
+    their utility is the most that the protection could leave.
+    """
 
     features: Tensor
     facts: tuple[Mapping[str, Any], ...] = ()
+    ceiling: Tensor | None = None
 
 
 class Defense(Method):

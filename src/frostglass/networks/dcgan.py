@@ -8,10 +8,11 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.types import Shape
 
 
-def build_generator(latent: int, width: int, image_shape: Shape) -> nn.Sequential:
-    """Build the published generator of square images, which starts at 4×4.
+def build_generator(latent: int, width: int, image_shape: Shape, first: int = 4) -> nn.Sequential:
+    """Build the published generator of square images, which starts at `first` × `first`, 4 or 8.
 
-    It has `width` channels before its last layer. 32 and 64 pixels are published.
+    It has `width` channels before its last layer. 32 and 64 pixels are published; a start at 8×8
+    is that of Crafter, one stage shorter.
     """
     channels, height, breadth = image_shape
     if height != breadth or height not in (16, 32, 64, 128):
@@ -19,13 +20,13 @@ def build_generator(latent: int, width: int, image_shape: Shape) -> nn.Sequentia
             "the generator makes square images of 16, 32, 64 or 128 pixels, got "
             f"{height}×{breadth}: choose another data.size"
         )
-    stages = height.bit_length() - 3
+    stages = (height // first).bit_length() - 1
     widths = [width * 2**stage for stage in reversed(range(stages))]
     layers: list[nn.Module] = [
-        nn.Linear(latent, widths[0] * 16, bias=False),
-        nn.BatchNorm1d(widths[0] * 16),
+        nn.Linear(latent, widths[0] * first**2, bias=False),
+        nn.BatchNorm1d(widths[0] * first**2),
         nn.ReLU(),
-        nn.Unflatten(1, (widths[0], 4, 4)),
+        nn.Unflatten(1, (widths[0], first, first)),
     ]
     for wide, narrow in itertools.pairwise(widths):
         upscale = nn.ConvTranspose2d(wide, narrow, 5, 2, 2, 1, bias=False)

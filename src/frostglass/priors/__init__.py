@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from frostglass.priors.base import PriorMethod, check_unseen, priors
     from frostglass.priors.conditional import Conditional
     from frostglass.priors.context import Context, hints_of
+    from frostglass.priors.experts import Experts
     from frostglass.priors.generator import Generator, prior_from
     from frostglass.priors.kplus1 import Kplus1
     from frostglass.priors.pretrained import Pretrained

@@ -15,12 +15,14 @@ from frostglass.core.code_names import named_code
 from frostglass.core.errors import CheckpointError, FrostglassError
 from frostglass.core.limits import within_file
 from frostglass.core.parameters import problems
-from frostglass.core.prior import Condition, Prior
+from frostglass.core.prior import Condition, Prior, ScoredDraws
 from frostglass.core.types import Shape
 from frostglass.models.base import MODEL_ERRORS, first_line
 from frostglass.priors.base import priors
 from frostglass.runtime.seeding import seeded
 from frostglass.runtime.tensors import under_prefix, with_prefix
+
+SCORED = ("scored_latents", "scored_answers")  # tensors of the draws that a target scored
 
 
 def save_prior(prior: Prior, folder: Path) -> None:
@@ -38,6 +40,9 @@ def write_prior(prior: Prior, path: Path, dtype: torch.dtype = torch.float32) ->
     tensors["seen_identities"] = prior.seen_identities
     if prior.features is not None:
         tensors["features"] = prior.features
+    scored = prior.scored
+    if scored is not None:
+        tensors |= {"scored_latents": scored.latents, "scored_answers": scored.scores}
     facts = {
         "image_shape": prior.image_shape,
         "info": dict(prior.info),
@@ -46,6 +51,7 @@ def write_prior(prior: Prior, path: Path, dtype: torch.dtype = torch.float32) ->
         "latent": prior.latent,
         "classes": prior.classes,
         "condition": prior.condition,
+        "scored": None if scored is None else [scored.truncation, scored.cutoff],
     }
     save_file(tensors, path, metadata={"frostglass_prior": json.dumps(facts, sort_keys=True)})
 
@@ -93,6 +99,7 @@ class PriorFacts(BaseModel):
     latent: Annotated[int, Field(ge=1)] | None = None
     classes: Annotated[int, Field(ge=0)] = 0
     condition: Condition = ""
+    scored: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[int, Field(ge=0)]] | None = None
 
 
 def read_prior(path: Path, *, trusted: bool = False) -> Prior:
@@ -128,7 +135,23 @@ def read_prior(path: Path, *, trusted: bool = False) -> Prior:
         condition=facts.condition,
         students=networks.students,
         features=tensors.get("features"),
+        scored=_scored(path, facts, tensors, latent),
     )
+
+
+def _scored(
+    path: Path, facts: PriorFacts, tensors: Mapping[str, Tensor], latent: int
+) -> ScoredDraws | None:
+    """Return the draws that the target scored, if the file has any."""
+    latents, scores = (tensors.get(name) for name in SCORED)
+    if facts.scored is None or latents is None or scores is None:
+        if facts.scored is None and latents is scores is None:
+            return None
+        raise _damaged(path, "scored draws without their latents, scores or truncation")
+    expected = [(len(latents), latent), (len(latents), facts.classes)]
+    if [tuple(latents.shape), tuple(scores.shape)] != expected:
+        raise _damaged(path, f"scored draws of other shapes than {expected}")
+    return ScoredDraws(latents, scores, *facts.scored)
 
 
 def _networks(
@@ -196,7 +219,7 @@ def _read_file(path: Path) -> tuple[PriorFacts, dict[str, Tensor]]:
 def _check_tensors(path: Path, tensors: Mapping[str, Tensor], parts: Sequence[str]) -> None:
     """Refuse tensors that belong to no network, or are not finite."""
     prefixes = tuple(f"{part}." for part in parts)
-    others = ("seen_identities", "features")
+    others = ("seen_identities", "features", *SCORED)
     stray = sorted(n for n in tensors if n not in others and not n.startswith(prefixes))
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     broken = sorted(name for name, tensor in floats.items() if not tensor.isfinite().all())

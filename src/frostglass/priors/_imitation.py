@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.parameters import parameters
-from frostglass.core.prior import Prior
+from frostglass.core.prior import Prior, ScoredDraws
 from frostglass.core.types import Images, Shape, Target
 from frostglass.core.views import ModelView
 from frostglass.models.build import build, source
@@ -42,12 +42,16 @@ class Lessons:
     """What students learn from: images, and the target's answers to them.
 
     `answers` (N, K) are probabilities. `features` (2, F) are the statistics of the target's
-    features, if they were asked for. `facts` are added to the prior's record.
+    features, if they were asked for. `scored` are draws of the base, if these are all images.
+    `weights` (N,) say how much each image counts, where a method uses them. `facts` are added to
+    the prior's record.
     """
 
     images: ImagesAt
     answers: Tensor
     features: Tensor | None = None
+    scored: ScoredDraws | None = None
+    weights: Tensor | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -110,9 +114,24 @@ class ImitatingPrior(PriorMethod):
 
     @abstractmethod
     def loss(
-        self, student: nn.Module, images: Tensor, answers: Tensor, rng: torch.Generator
+        self,
+        student: nn.Module,
+        images: Tensor,
+        answers: Tensor,
+        rng: torch.Generator,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean loss of a batch."""
+        """Return the loss of a batch; `weights` are those of the lessons, if they have any."""
+
+    def optimizer(self, student: nn.Module) -> torch.optim.Optimizer:
+        """Return what trains a student; its step size is set in each epoch."""
+        return torch.optim.SGD(
+            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+    def mode(self, student: nn.Module) -> nn.Module:
+        """Bring a student to the mode in which it is trained."""
+        return student.train()
 
     def check_base(self, base: Prior) -> None:
         """Refuse a base that cannot be imitated on."""
@@ -135,6 +154,24 @@ class ImitatingPrior(PriorMethod):
         self, image_shape: Shape, classes: int, *, seed: int = 0
     ) -> tuple[nn.Module, ...]:
         """Build the students for images of one shape, freshly initialised."""
+        plain = self._plain_students(image_shape, classes, seed=seed)
+        return self._with_heads(plain, image_shape, seed=seed)
+
+    def with_head(self, student: nn.Module, image_shape: Shape, *, seed: int) -> nn.Module:
+        """Return a student with the head that the method gives it; by default its own."""
+        return student
+
+    def _with_heads(
+        self, students: Iterable[nn.Module], image_shape: Shape, *, seed: int
+    ) -> tuple[nn.Module, ...]:
+        return tuple(
+            self.with_head(student, image_shape, seed=seed_for(seed, "head", number))
+            for number, student in enumerate(students)
+        )
+
+    def _plain_students(
+        self, image_shape: Shape, classes: int, *, seed: int
+    ) -> tuple[nn.Module, ...]:
         return tuple(
             build(
                 student["model"],
@@ -205,27 +242,25 @@ class ImitatingPrior(PriorMethod):
             classes=view.classes,
             students=students,
             features=lessons.features,
+            scored=lessons.scored,
             key="",
         )
 
     def _started(self, image_shape: Shape, classes: int, seed: int) -> tuple[nn.Module, ...]:
         """Build the students, with the weights of their `start` if they have one."""
-        students = self.build_students(image_shape, classes, seed=seed)
+        students = self._plain_students(image_shape, classes, seed=seed)
         for student, table in zip(students, self.students, strict=True):
             if start := table.get("start"):
                 head = find_head(student, image_shape)
                 load_body(student, head, read_body(student, head, start))
-        return students
+        return self._with_heads(students, image_shape, seed=seed)
 
     def _learn(
         self, number: int, student: nn.Module, lessons: Lessons, *, seed: int, work: Work
     ) -> None:
         """Train one student in place, with a checkpoint after each epoch, the last one too."""
         name, count = f"student{number}", len(self.students)
-        optimizer = torch.optim.SGD(
-            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
-        first = 0
+        optimizer, first = self.optimizer(student), 0
         if saved := work.load(name):
             tensors, values = saved
             first = values["epoch"]
@@ -236,7 +271,7 @@ class ImitatingPrior(PriorMethod):
                 group["lr"] = self.lr_at(epoch)
             rng = generator_for(seed, "students", number, epoch)
             with seeded(seed, "students", number, epoch, "noise"):  # dropout inside the student
-                loss = self._epoch(student.train(), optimizer, lessons, rng)
+                loss = self._epoch(self.mode(student), optimizer, lessons, rng)
             if not math.isfinite(loss):
                 raise RunError(
                     f"{self.name}: the loss of {self.students[number]['model']} is {loss} in epoch "
@@ -264,7 +299,8 @@ class ImitatingPrior(PriorMethod):
         batches = max(1, min(math.ceil(len(order) / self.batch), len(order) // 2))
         for index in order.tensor_split(batches):
             answers = lessons.answers[index].to(device)
-            loss = self.loss(student, lessons.images(index), answers, rng)
+            weights = None if lessons.weights is None else lessons.weights[index].to(device)
+            loss = self.loss(student, lessons.images(index), answers, rng, weights)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -288,7 +324,7 @@ class ImitatingPrior(PriorMethod):
         return distillation(logits, answers, 1.0)
 
 
-IMITATING = ("students", "surrogates")  # one cannot be the base of another
+IMITATING = ("experts", "students", "surrogates")  # one cannot be the base of another
 
 
 def distillation(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
@@ -301,12 +337,21 @@ def distillation(logits: Tensor, scores: Tensor, temperature: float) -> Tensor:
     return divergence / temperature**2
 
 
-def images_of(base: Prior, latents: Tensor, labels: Tensor) -> Images:
-    """Generate the images of latents and labels, rounded to 8 bits as public images are."""
+def images_of(
+    base: Prior,
+    latents: Tensor,
+    labels: Tensor,
+    make: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Images:
+    """Generate the images of latents and labels, rounded to 8 bits as public images are.
+
+    `make` does so in [0, 1], by default the prior itself.
+    """
+    make = make or base.images
     device = device_of(base.generator)
     with frozen(*base.modules), torch.no_grad():
         parts = [
-            base.images(z.to(device), y.to(device)).mul(255).round().byte().cpu()
+            make(z.to(device), y.to(device)).mul(255).round().byte().cpu()
             for z, y in zip(latents.split(CHUNK), labels.split(CHUNK), strict=True)
         ]
     return Images(torch.cat(parts), labels, (), ("drawn",) * len(labels))

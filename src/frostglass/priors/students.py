@@ -114,7 +114,12 @@ class Students(ImitatingPrior):
         return self.lr * self.decay ** (epoch // self.decay_every)
 
     def loss(
-        self, student: nn.Module, images: Tensor, answers: Tensor, rng: torch.Generator
+        self,
+        student: nn.Module,
+        images: Tensor,
+        answers: Tensor,
+        rng: torch.Generator,
+        weights: Tensor | None = None,
     ) -> Tensor:
         return self.divergence(student(images), answers)
 

@@ -89,7 +89,12 @@ class Surrogates(ImitatingPrior):
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     def loss(
-        self, student: nn.Module, images: Tensor, answers: Tensor, rng: torch.Generator
+        self,
+        student: nn.Module,
+        images: Tensor,
+        answers: Tensor,
+        rng: torch.Generator,
+        weights: Tensor | None = None,
     ) -> Tensor:
         draws = torch.rand(len(images), DRAWS, generator=rng).to(images)
         shown = (images, viewed(images, draws, jitter_share=0.5))

@@ -1,7 +1,8 @@
 """The WGAN-GP prior of GMI and its followers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -155,6 +156,8 @@ class Wgan(WassersteinMethod):
     faces. `settling` teaches it otherwise.
 
     Args:
+        first_size: pixels a side of the generator's first map: 4, or 8 as in Crafter's Table XII, a
+            stage less and a larger linear layer (256×8×8 at 64 pixels and width 64).
         diversity_form: "norm", the paper's mean of ratios of Euclidean norms, or "mean", the
             released code's ratio of mean absolute differences.
         settling: further steps of the critic alone, against images of the final generator, every
@@ -162,11 +165,13 @@ class Wgan(WassersteinMethod):
         stretch: unusual latents are multiplied by 1/stretch to stretch; the logarithm is uniform.
     """
 
+    first_size: Literal[4, 8] = 4
     diversity_form: DiversityForm = "norm"
     settling: Annotated[int, Field(ge=0)] = 0
     stretch: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 16.0
 
     title: ClassVar[str] = "WGAN-GP"
+    unkeyed: ClassVar[Mapping[str, Any]] = {"first_size": 4}
     training: ClassVar = WganTraining
 
     @property
@@ -187,7 +192,7 @@ class Wgan(WassersteinMethod):
         )
 
     def networks(self, image_shape: Shape, classes: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
-        generator = build_generator(self.latent, self.width, image_shape)
+        generator = build_generator(self.latent, self.width, image_shape, self.first_size)
         width = self.critic_width or self.width
         return generator, build_critic(width, image_shape[0], image_shape[1])
 

@@ -142,6 +142,7 @@ class FeatureAudit(AuditFacts):
     images_per_person: Annotated[int, Field(ge=1)]
     utility: Utility
     plain_utility: Utility
+    ceiling_utility: Utility | None = None
     facts: ReleaseFacts
     released: list[dict[str, Any]]
     explained: FiniteFloat

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostglass.attacks._search.styled import StyleSpace
 from frostglass.networks.stylegan2.network import SLOPE
+from frostglass.priors._style_space import StyleSpace
 
 
 @dataclass(frozen=True)

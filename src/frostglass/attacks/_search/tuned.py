@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frostglass.attacks._search.styled import StyleSpace
 from frostglass.core.prior import Prior
 from frostglass.core.types import Images, Target, match_shape
+from frostglass.priors._style_space import StyleSpace
 from frostglass.priors.stylegan2 import StyleImages
 from frostglass.priors.wgan import penalty_at
 from frostglass.runtime.device import device_of

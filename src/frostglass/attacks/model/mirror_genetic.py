@@ -12,11 +12,12 @@ from frostglass.attacks._search.fields import AtLeastOne, Count, Positive, Share
 from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import SearchResult
-from frostglass.attacks._search.styled import StyleSpace, pool_styles, style_scores
+from frostglass.attacks._search.styled import pool_styles, style_scores
 from frostglass.attacks.base import attacks
 from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
 from frostglass.core.views import ModelView
+from frostglass.priors._style_space import StyleSpace
 from frostglass.runtime.batching import padded_rows
 from frostglass.runtime.seeding import generator_for
 

@@ -20,6 +20,7 @@ from frostglass.core.prior import Prior
 from frostglass.core.types import Shape
 from frostglass.defenses.base import Defense, Release
 from frostglass.defenses.release._critic import DistributionCritic
+from frostglass.defenses.release._implicit import expand_rows
 from frostglass.defenses.release._inversion import CHUNK, Inversion, reciprocal
 from frostglass.defenses.release._state import CraftState
 from frostglass.defenses.strengths import Range, Real
@@ -66,8 +67,10 @@ class Crafting(Defense):
             each image.
         inner_momentum: its momentum.
         first_steps: steps of the first inversion.
-        amortized: start inversions at the amortizer's prediction instead of a random latent.
-        pool: the random latent is the best of this many, by its feature.
+        starts: first inversions of each image, from as many latents; the best is kept.
+        amortized: start inversions at the amortizer's prediction instead of a random latent. Of
+            several `starts` it is the first.
+        pool: random latents are the best of this many, by their features.
         checkpoint_every: steps between checkpoints; does not change the result.
     """
 
@@ -87,6 +90,7 @@ class Crafting(Defense):
     inner_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     inner_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     first_steps: Annotated[int, Field(ge=0)] = 100
+    starts: Annotated[int, Field(ge=1)] = 1
     amortized: bool = False
     pool: Annotated[int, Field(ge=1)] = 64
     checkpoint_every: Annotated[int, Field(ge=1)] = 20
@@ -95,6 +99,19 @@ class Crafting(Defense):
     takes_attributes: ClassVar[bool] = True
     needs_cut: ClassVar[bool] = True
     disabled: ClassVar[Mapping[str, Any]] = {"steps": 0}
+    unkeyed: ClassVar[Mapping[str, Any]] = {"starts": 1}
+
+    def __post_init__(self) -> None:
+        if self._drawn > self.pool:
+            raise ValueError(
+                f"pool ({self.pool}) must be at least the {self._drawn} random latents of starts "
+                f"({self.starts})"
+            )
+
+    @property
+    def _drawn(self) -> int:
+        """Number of first inversions that start at a random latent."""
+        return self.starts - self.amortized
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
@@ -116,6 +133,10 @@ class Crafting(Defense):
     def finish(self, state: CraftState) -> tuple[Tensor, dict[str, float]]:
         """Return the features to release, and further facts about them."""
 
+    def ceiling(self, state: CraftState) -> Tensor | None:
+        """Return the features of the first inversion, if those released cannot be better."""
+        return None
+
     @property
     @abstractmethod
     def evaluations(self) -> int:
@@ -134,7 +155,7 @@ class Crafting(Defense):
             critic_steps=1,
             index_steps=1,
             first_steps=min(1, self.first_steps),
-            pool=min(4 * CHUNK, self.pool),
+            pool=min(max(4 * CHUNK, self._drawn), self.pool),
             checkpoint_every=1,
         )
 
@@ -143,11 +164,11 @@ class Crafting(Defense):
             return Budget(f"{size.images} images", evaluations=size.images)
         batches = self._batches(size.images)
         power = FIRST_POWER + NEXT_POWER * (self.first_steps // FIRST_CHECK_EVERY)
-        each = 1 + power + self.first_steps + self.evaluations
+        each = 1 + self.starts * (power + self.first_steps) + self.evaluations
         critic = self.steps * self.critic_steps + 2 * self.index_steps
         return Budget(
             f"{size.images} images × {self.steps} steps in {batches} batches",
-            evaluations=size.images * each + (0 if self.amortized else batches * self.pool),
+            evaluations=size.images * each + (batches * self.pool if self._drawn else 0),
             trained=batches * critic * 2 * self.critic_batch,
         )
 
@@ -175,7 +196,7 @@ class Crafting(Defense):
             *self.release_problems(shape, len(images), assets.prior),
         ]:
             raise ConfigError(problems)
-        count, features, facts = self._batches(len(images)), [], []
+        count, parts, facts = self._batches(len(images)), [], []
         with self._frozen(encoder, assets) as inversion:
             for number, part in enumerate(plain.tensor_split(count)):
                 crafted = work.load(f"{self.name}-{number}")
@@ -184,9 +205,10 @@ class Crafting(Defense):
                     state = self._new_state(inversion, assets, part, own_seed)
                     crafted = self._craft(state, number, count, seed=own_seed, work=work)
                     work.save(f"{self.name}-{number}", *crafted)
-                features.append(crafted[0]["features"].to(plain.device))
+                parts.append({name: part.to(plain.device) for name, part in crafted[0].items()})
                 facts.append(crafted[1])
-        return Release(torch.cat(features), tuple(facts))
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Release(joined["features"], tuple(facts), joined.get("ceiling"))
 
     def release_problems(self, image_shape: Shape, images: int, prior: Prior | None) -> list[str]:
         if not self.steps:
@@ -261,7 +283,10 @@ class Crafting(Defense):
             raise RunError(
                 f"{self.name}: the features of batch {number} are not finite ({facts}). {ADVICE}"
             )
-        return {"features": features.contiguous()}, facts
+        with torch.no_grad():
+            ceiling = self.ceiling(state)
+        tensors = {"features": features} | ({} if ceiling is None else {"ceiling": ceiling})
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}, facts
 
     def _critic(self, real: Tensor, seed: int) -> DistributionCritic:
         return DistributionCritic(
@@ -304,25 +329,28 @@ class Crafting(Defense):
     def _first_inversion(self, state: CraftState, seed: int) -> None:
         """Invert the plain features; curvature changes most on the way from a random latent."""
         inversion, plain = state.inversion, state.plain
-        if state.amortizer is None:
-            with torch.no_grad():
-                state.start = inversion.nearest(plain, self.pool, generator_for(seed, "pool"))
-        state.latents = state.initial_latents(plain)
-        probe = state.latents[:1].detach().requires_grad_()
+        starts = self._first_starts(state, generator_for(seed, "pool"))
+        probe = starts[0][:1].detach().requires_grad_()
         if not inversion.losses(plain[:1], probe).requires_grad:
             raise ConfigError(
                 f"{self.name} needs gradients from features to latents, but the encoder detaches "
                 "its input. Make all of it differentiable."
             )
-        power, rounds = FIRST_POWER, self.first_steps // FIRST_CHECK_EVERY
-        for steps in [*[FIRST_CHECK_EVERY] * rounds, self.first_steps % FIRST_CHECK_EVERY]:
-            state.raise_curvature(
-                *inversion.curvature(plain, state.latents, state.direction, power)
-            )
-            state.latents = inversion.descend(
-                plain, state.latents, steps, self.inner_rate(state), self.inner_momentum
-            )
-            power = NEXT_POWER
+        direction, least = state.direction, torch.full_like(state.curvature, torch.inf)
+        kept = [torch.zeros_like(starts[0])] * 3 + [state.curvature]
+        for start in starts:
+            state.curvature, state.direction = torch.zeros_like(state.curvature), direction
+            latents = self._descended(state, start)
+            with torch.no_grad():
+                losses = inversion.losses(plain, latents).to(least)
+            better = (losses < least) | ~least.isfinite()
+            found = [start, latents, state.direction, state.curvature]
+            kept = [
+                torch.where(expand_rows(better, new), new, old)
+                for new, old in zip(found, kept, strict=True)
+            ]
+            least = torch.where(better, losses, least)
+        state.start, state.latents, state.direction, state.curvature = kept
         state.first_latents = state.latents
         residual, gradient = inversion.fit(plain, state.latents)
         if not math.isfinite(residual + gradient):
@@ -331,6 +359,27 @@ class Crafting(Defense):
             )
         state.facts = {"residual_start": residual, "gradient_start": gradient}
         state.optimize_from(self.initial(state), self.lr)
+
+    def _first_starts(self, state: CraftState, rng: torch.Generator) -> list[Tensor]:
+        """Return the latents at which first inversions start, each (N, latent)."""
+        predicted = [] if state.amortizer is None else [state.initial_latents(state.plain)]
+        if not self._drawn:
+            return predicted
+        with torch.no_grad():
+            drawn = state.inversion.nearest(state.plain, self.pool, rng, self._drawn)
+        return [*predicted, *drawn]
+
+    def _descended(self, state: CraftState, latents: Tensor) -> Tensor:
+        """Invert the plain features from `latents`; updates the curvature on the way."""
+        inversion, plain = state.inversion, state.plain
+        power, rounds = FIRST_POWER, self.first_steps // FIRST_CHECK_EVERY
+        for steps in [*[FIRST_CHECK_EVERY] * rounds, self.first_steps % FIRST_CHECK_EVERY]:
+            state.raise_curvature(*inversion.curvature(plain, latents, state.direction, power))
+            latents = inversion.descend(
+                plain, latents, steps, self.inner_rate(state), self.inner_momentum
+            )
+            power = NEXT_POWER
+        return latents
 
     def _step(self, state: CraftState, rng: torch.Generator, where: str) -> float:
         """Train the critic, move the features, update the inversion; return the distance."""

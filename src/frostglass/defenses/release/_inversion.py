@@ -65,11 +65,18 @@ class Inversion:
             error = (self.encode(latents) - features).square().mean().item()
         return error, gradient.norm(dim=1).mean().item()
 
-    def nearest(self, features: Tensor, count: int, rng: torch.Generator) -> Tensor:
-        """Return, for each feature, the best of `count` random latents by their features."""
+    def nearest(
+        self, features: Tensor, count: int, rng: torch.Generator, best: int = 1
+    ) -> tuple[Tensor, ...]:
+        """Return the `best` of `count` random latents for each feature, by their features.
+
+        The first are the nearest ones of all features, (N, latent), and so on.
+        """
         draws = torch.randn(count, self.prior.latent, generator=rng).to(features.device)
         encoded = torch.cat([self.encode(part).flatten(1) for part in draws.split(CHUNK)])
-        return draws[torch.cdist(features.flatten(1), encoded).argmin(1)]
+        distances = torch.cdist(features.flatten(1), encoded)
+        order = distances.topk(best, dim=1, largest=False).indices
+        return tuple(draws[column] for column in order.T)
 
 
 def reciprocal(values: Tensor) -> Tensor:

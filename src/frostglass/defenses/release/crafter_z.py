@@ -1,7 +1,7 @@
 """Crafter-z: features of images that the prior could have drawn."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -36,7 +36,8 @@ class CrafterZ(Crafting):
         β; the code has 0.005, penalty 15, and one step as shipped beside a commented 500. The first
         inversion is that of `crafter`: a squared error and no critic of the prior unless `realism`
         asks for it; in the code an unsquared norm over the batch and that critic. Gradients are
-        sums over images, not means. `tolerance` and `pool` are ours.
+        sums over images, not means. `tolerance`, `pool` and `starts` are ours. The features of the
+        first inversion, Enc(G(z₀)), are recorded: their utility is the most that can remain.
 
     Args:
         beta: published 20, 50 (CelebA, to be divided by 16) and 5, 10, 20 (LFW, by 4).
@@ -49,6 +50,7 @@ class CrafterZ(Crafting):
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 15.0
 
     title: ClassVar[str] = "Crafter-z"
+    unkeyed: ClassVar[Mapping[str, Any]] = {}  # results from before `starts` have no ceiling
     variants: ClassVar[Variants] = {
         "published": (
             "the sizes of the paper and its code: 500 steps, the first inversion takes 110 from "
@@ -79,6 +81,9 @@ class CrafterZ(Crafting):
 
     def update_latents(self, state: CraftState) -> None:
         state.latents = state.variable.detach().clone()
+
+    def ceiling(self, state: CraftState) -> Tensor:
+        return state.inversion.encode(state.first_latents)
 
     def finish(self, state: CraftState) -> tuple[Tensor, dict[str, float]]:
         with torch.no_grad():

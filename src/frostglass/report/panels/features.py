@@ -97,6 +97,10 @@ def _useful(utility: Utility, name: str, css: str = "") -> parts.Cell:
     return parts.Cell(value, [f"{low} to {high}"], css=css)
 
 
+def _limit(utility: Utility | None) -> parts.Cell | str:
+    return "–" if utility is None else _useful(utility, "mean_mcc")
+
+
 def _matrix(study: Study) -> parts.Section:
     subjects = study.subjects
     rows: list[list[parts.Cell | str]] = []
@@ -188,6 +192,8 @@ def _cost_row(entry: Entry) -> list[parts.Cell | str]:
 def _protections(study: Study) -> parts.Section:
     columns = list(dict.fromkeys(name for s in study.subjects for name in s.noted))
     head = ["protection", "features changed", "MCC of plain features", "MCC of released features"]
+    limited = any(subject.facts.ceiling_utility for subject in study.subjects)
+    head += ["MCC at the start"] * limited
     head += ["batches", *(MEASURES.get(name, name.replace("_", " ")) for name in columns)]
     rows: list[list[parts.Cell | str]] = []
     for subject in study.subjects:
@@ -199,6 +205,7 @@ def _protections(study: Study) -> parts.Section:
                 number(facts.facts.relative_deviation, "percent"),
                 _useful(facts.plain_utility, "mean_mcc"),
                 _useful(facts.utility, "mean_mcc"),
+                *([_limit(facts.ceiling_utility)] if limited else []),
                 number(len(facts.released), "count") if facts.released else "–",
                 *(number(noted.get(n), "count" if n == "images" else "plain") for n in columns),
             ]
@@ -209,6 +216,11 @@ def _protections(study: Study) -> parts.Section:
         "them, although it may have been trained to reveal less. Plain features are those of the "
         "same network."
     )
+    if limited:
+        text += (
+            " “At the start” are features of the generated images that a protection in latent "
+            "space starts from: its ceiling, because it releases features of generated images only."
+        )
     if columns:
         text += " The other figures are what a protection noted by batch, as means over images"
         if "emd_end" in columns:
