@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from frostglass.cli.audit import audit
+from frostglass.cli.data_commands import data
 from frostglass.cli.main import guarded
 from frostglass.cli.options import (
     STORE,
@@ -57,6 +58,7 @@ app = typer.Typer(
 
 app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
 app.add_typer(claims, name="claims", help="Keep results as files that can be checked.")
+app.add_typer(data, name="data", help="Check datasets on disk.")
 app.command()(audit)
 
 

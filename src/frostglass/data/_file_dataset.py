@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from frostglass.core.parameters import parameters
 from frostglass.core.types import Images, Shape
 from frostglass.data._catalogue import Catalogue
 from frostglass.data._images import Box, ImageFiles
-from frostglass.data._inspect import Finding
+from frostglass.data._inspect import Published
 from frostglass.data.base import Crop, Dataset, datasets
 
 ImageSize = Annotated[int, Field(ge=16, le=1024)]
@@ -40,14 +40,11 @@ def side_of(
     return Side(listing.table(pixels, None, ()), list(listing.files), (listing,))
 
 
-class FileDataset(Dataset):
+class FileDataset(Dataset, Published):
     """Base of datasets in a published layout on disk, of which nothing is downloaded.
 
-    A reader defines `sides`, `everyone` and `inspect`. `preparation` says how to get the files: an
-    error about missing ones repeats it.
+    A reader defines `sides`, `everyone` and `inspect`.
     """
-
-    preparation: ClassVar[str]
 
     @abstractmethod
     def sides(self) -> tuple[Side, Side]:
@@ -56,11 +53,6 @@ class FileDataset(Dataset):
     @abstractmethod
     def everyone(self) -> Side:
         """List all images, to be the public ones of another dataset."""
-
-    @classmethod
-    @abstractmethod
-    def inspect(cls, root: Path, *, hashes: bool) -> list[Finding]:
-        """Compare a folder with the published counts and, if asked, with published hashes."""
 
     @property
     def in_memory(self) -> bool:

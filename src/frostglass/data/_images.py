@@ -76,6 +76,10 @@ def decoded(
     side = max(1, round(min(image.size) * share))
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = None if crop == "none" else (left, top, left + side, top + side)
+    if isinstance(
+        crop, int | float
+    ):  # as published code does: a box blurs with pixels just outside of it
+        image, square = image.crop(square), None
     pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=square))
     return torch.from_numpy(pixels).view(size, size, channels).permute(2, 0, 1).contiguous()
 

@@ -2,10 +2,11 @@
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, ClassVar, Literal
 
 from frostglass.data._images import SUFFIXES
 from frostglass.data.base import listed
@@ -26,6 +27,20 @@ class Finding:
         return self.state in ("missing", "differs")
 
 
+class Published(ABC):
+    """Base of datasets that are published as files.
+
+    `preparation` says in numbered steps how to get the files: errors about missing ones repeat it.
+    """
+
+    preparation: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def inspect(cls, root: Path, *, hashes: bool) -> list[Finding]:
+        """Compare a folder with the published counts and, if asked, with published hashes."""
+
+
 def count(part: str, what: str, got: int, published: int) -> Finding:
     """Compare a number with the published one."""
     if got == published:
@@ -43,18 +58,30 @@ def present(root: Path, file: str, why: str) -> Finding | None:
     return Finding(file, "missing", f"no such file in {root}: {why}")
 
 
+def md5_in(file: BinaryIO) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    while part := file.read(2**20):
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def md5_of(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
+        return md5_in(file)
+
+
+def compared(part: str, got: str, md5: str) -> Finding:
+    """Compare an MD5 with the published one."""
+    if got == md5:
+        return Finding(part, "ok", f"MD5 {md5}, as published")
+    return Finding(part, "differs", f"MD5 {got}, expected {md5}: get it again")
 
 
 def hashed(root: Path, file: str, md5: str, *, check: bool) -> Finding:
     """Compare a file with its published MD5; it must be there."""
     if not check:
         return Finding(file, "unchecked", "present; its hash was not compared (--quick)")
-    if (got := md5_of(root / file)) == md5:
-        return Finding(file, "ok", f"MD5 {md5}, as published")
-    return Finding(file, "differs", f"MD5 {got}, expected {md5}: get it again")
+    return compared(file, md5_of(root / file), md5)
 
 
 def archives(root: Path, known: Mapping[str, str], *, check: bool) -> list[Finding]:

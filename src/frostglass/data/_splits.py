@@ -57,10 +57,10 @@ def make_split(
     images are the same with any `evaluator_fraction`, the share that the target never sees and
     only evaluators train on. Exact repeats of an image within one identity are dropped first, and
     counted in the manifest. With a `test_fraction` of "published", the test part is the one that
-    the dataset was published with. `secret_people` named public people, drawn at random, are withheld from
-    the public part and join the dataset's own secret people. If public images have no identities,
-    the manifest says so: `public_people` is "unknown". With `file`, pixels are written there and
-    mapped, so that memory does not grow with the number of images.
+    the dataset was published with. `secret_people` named public people, drawn at random, are
+    withheld from the public part and join the dataset's own secret people. If public images have no
+    identities, the manifest says so: `public_people` is "unknown". With `file`, pixels are written
+    there and mapped, so that memory does not grow with the number of images.
     """
     shares = _shares(test_fraction, validation_fraction, evaluator_fraction)
     private, public, *own = _tables(dataset, file)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
@@ -23,7 +24,7 @@ TRAIN, TEST = "train_list.mat", "test_list.mat"
 BREEDS, PUBLISHED, LISTED = 120, 20_580, {TRAIN: 12_000, TEST: 8_580}
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 # What scipy raises for a file that is not a MATLAB file, or a damaged one.
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError)
+UNREADABLE = (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError)
 
 
 @datasets.register
@@ -63,13 +64,12 @@ class StanfordDogs(PeopleDataset):
         return side_of(listing, self.size, self.crop, boxes=boxes)
 
     def sides(self) -> tuple[Side, Side]:
-        public = self.others()
+        ours, public = self.everyone(), self.others()
         if public is None:
             raise DataError(
                 f"all breeds in {self.root} are private, and public images are needed: name "
                 'another dataset, such as public = { name = "afhq", root = "..." }'
             )
-        ours = self.everyone()
         if (self.folder / TRAIN).is_file() or (self.folder / TEST).is_file():
             held_out = set(self._published()[TEST])
             flags = [source in held_out for source in ours.images.sources]

@@ -295,9 +295,8 @@ class _Checks:
 
     def _two_images(self) -> list[str]:
         images, split = self.exp.data.most_of_one(), self.exp.split
-        held_out = sum(
-            max(1, round(images * share)) for share in (self._test_share(), split.validation)
-        )
+        shares = (self._test_share(), split.validation)
+        held_out = sum(max(1, round(images * share)) for share in shares)
         if images - held_out >= 2:
             return []
         return [
