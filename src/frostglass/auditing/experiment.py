@@ -76,7 +76,8 @@ class Fractions:
     secret: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if self.test + self.validation + self.evaluators >= 1:
+        test = 0.0 if isinstance(self.test, str) else self.test
+        if test + self.validation + self.evaluators >= 1:
             raise ValueError(
                 f"test ({self.test}), validation ({self.validation}) and evaluators "
                 f"({self.evaluators}) must sum to less than 1: nothing is left to train on"
