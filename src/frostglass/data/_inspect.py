@@ -5,8 +5,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from gzip import GzipFile
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Literal
+from typing import IO, ClassVar, Literal
 
 from frostglass.data._images import SUFFIXES
 from frostglass.data.base import listed
@@ -58,7 +59,7 @@ def present(root: Path, file: str, why: str) -> Finding | None:
     return Finding(file, "missing", f"no such file in {root}: {why}")
 
 
-def md5_in(file: BinaryIO) -> str:
+def md5_in(file: IO[bytes] | GzipFile) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     while part := file.read(2**20):
         digest.update(part)

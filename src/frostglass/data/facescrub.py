@@ -112,7 +112,10 @@ def _group(root: Path, group: str) -> Catalogue:
 
 def joined(root: Path, listings: list[Catalogue]) -> Catalogue:
     """Put the people of several folders one after the other."""
-    files, labels, names, others = [], [], [], []
+    files: list[Path] = []
+    labels: list[int] = []
+    names: list[str] = []
+    others: list[Path] = []
     for listing in listings:
         files += listing.files
         labels += [label + len(names) for label in listing.labels]
@@ -130,8 +133,8 @@ def _faces(listing: Catalogue) -> Catalogue:
         for place, (label, name) in enumerate(zip(listing.labels, inner, strict=True))
         if not (label in cropped and name in WHOLE)
     ]
-    files, labels = ([each[place] for place in kept] for each in (listing.files, listing.labels))
-    return listing._replace(files=files, labels=labels)
+    files = [listing.files[place] for place in kept]
+    return listing._replace(files=files, labels=[listing.labels[place] for place in kept])
 
 
 def _inner(file: Path, root: Path) -> str:
