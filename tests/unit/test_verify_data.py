@@ -20,7 +20,7 @@ def states(name, root, **options):
 
 def test_datasets_that_can_be_verified():
     assert published_names() == [
-        *("afhq", "celeba", "cifar10", "facescrub", "ffhq", "lfw", "mnist"),
+        *("afhq", "celeba", "cifar10", "facescrub", "ffhq", "hf", "lfw", "mnist"),
         *("stanford_dogs", "vggface2"),
     ]
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from frostglass.data.ffhq import Ffhq
     from frostglass.data.folder import Folder
     from frostglass.data.half import Half
+    from frostglass.data.hf import HuggingFace
     from frostglass.data.lfw import Lfw
     from frostglass.data.mnist import Mnist
     from frostglass.data.stanford_dogs import StanfordDogs
