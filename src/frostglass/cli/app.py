@@ -18,6 +18,7 @@ from frostglass.cli.options import (
     DevicesOption,
     JsonOption,
     LatentOption,
+    LogOption,
     OutOption,
     PriorOption,
     QueryBudgetOption,
@@ -71,6 +72,7 @@ def demo(
     devices: DevicesOption = None,
     workers: WorkersOption = None,
     redact: RedactOption = False,
+    log: LogOption = None,
 ) -> None:
     """Audit an undefended and a defended model on embedded faces, in minutes."""
     from frostglass.auditing.config_file import demo_config
@@ -78,7 +80,7 @@ def demo(
 
     spread = Spread(workers, devices=devices)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(demo_config(), store, out, **options)
+    run_settings(demo_config(), store, out, **options, log=log)
 
 
 @app.command()
@@ -101,6 +103,7 @@ def run(
     redact: RedactOption = False,
     time_budget: TimeBudgetOption = None,
     query_budget: QueryBudgetOption = None,
+    log: LogOption = None,
 ) -> None:
     """Run an experiment or a grid, on a model or on features; run it again to resume."""
     from frostglass.auditing.config_file import read_with_generator
@@ -110,7 +113,7 @@ def run(
     chosen = [*(settings or ()), *([f"query_budget={query_budget}"] if query_budget else [])]
     values = read_with_generator(config, chosen, prior, latent, span, resize=resize, trust=trust)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(values, store, out, **options, time_budget=time_budget)
+    run_settings(values, store, out, **options, time_budget=time_budget, log=log)
 
 
 @app.command()
