@@ -317,6 +317,28 @@ def show(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for the model and its card.")],
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="LABEL", help="Which model of a grid, by an audit's label."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="The run's store, if it was moved.")
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Number the classes: their names are people's.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run's model as a folder for a hub: weights and a card with the audit's numbers."""
+    from frostglass.cli.data import export_model
+
+    export_model(run, out, only, store, redact=redact, as_json=as_json)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     out: Annotated[

@@ -1,4 +1,4 @@
-"""Prints what `data verify` found, and the steps that prepare a dataset."""
+"""The commands `data verify`, `data steps` and `export`."""
 
 import json
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from frostglass.data._verify import preparation_steps, published_dataset, verify
+from frostglass.report.export import export_run
 
 
 def verify_folder(name: str, folder: Path, *, quick: bool, as_json: bool) -> None:
@@ -44,3 +45,11 @@ def print_steps(name: str, *, as_json: bool) -> None:
 def _print(steps: list[str]) -> None:
     for number, step in enumerate(steps, 1):
         print(f"{number}. {step}")
+
+
+def export_model(
+    run: Path, out: Path, only: str | None, store: Path | None, *, redact: bool, as_json: bool
+) -> None:
+    """Write the model of a run to a folder, and say where it is."""
+    facts = export_run(run, out, only=only, store=store, redact=redact)
+    print(json.dumps(facts) if as_json else facts["folder"])

@@ -12,7 +12,7 @@ from frostglass.core.types import Shape
 from frostglass.models.base import class_name, inner, noise_images, probe
 from frostglass.models.endpoint import SCHEMES, Endpoint, EndpointSettings
 from frostglass.models.foreign import FILES, check_trust, files_of, load_network
-from frostglass.models.hub_folder import HUB, hub_files, read_hub_folder
+from frostglass.models.hub_folder import HUB, Rebuild, hub_files, read_hub_folder
 from frostglass.runtime.tensors import weights_digest
 
 OBJECT = "object"
@@ -87,9 +87,13 @@ def hold(module: nn.Module) -> str:
 
 
 def read_whole(
-    weights: str, classes: int, image_shape: Shape, endpoint: EndpointSettings
+    weights: str,
+    classes: int,
+    image_shape: Shape,
+    endpoint: EndpointSettings,
+    rebuild: Rebuild | None = None,
 ) -> nn.Module:
-    """Return a given network in evaluation mode."""
+    """Return a given network in evaluation mode; `rebuild` builds one that `export` wrote."""
     kind, _, place = weights.partition(":")
     if kind in SCHEMES:
         return Answers(Endpoint(weights, classes, endpoint), classes).eval()
@@ -100,7 +104,7 @@ def read_whole(
                 "frostglass.audit_model with it again, in one process"
             )
         return deepcopy(_objects[place]).eval()
-    network = read_hub_folder(place, image_shape) if kind == HUB else load_network(weights)
+    network = read_hub_folder(place, image_shape, rebuild) if kind == HUB else load_network(weights)
     if kind not in (*FILES, HUB):
         return network
     outputs = probe(network, noise_images(network, image_shape, 2))

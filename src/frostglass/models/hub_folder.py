@@ -1,6 +1,7 @@
 """Networks in folders of the Hugging Face Hub, as timm and transformers write them; local only."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ from frostglass.core.errors import CheckpointError, ConfigError, ModelError
 from frostglass.core.limits import within_file
 from frostglass.core.special_files import refuse_special
 from frostglass.core.types import Shape
+from frostglass.models import checkpoint
 from frostglass.models.base import MODEL_ERRORS, Preprocess, first_line
 from frostglass.models.build import build
-from frostglass.models.checkpoint import load_weights
+from frostglass.models.checkpoint import DESCRIPTION, load_target, load_weights
 from frostglass.models.weight_files import shapes_in
 
 HUB = "hf"
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
+
+
+OWN = (DESCRIPTION, checkpoint.WEIGHTS)
+Rebuild = Callable[[dict[str, Any]], nn.Module]
 
 
 class Logits(nn.Module):
@@ -33,24 +39,31 @@ class Logits(nn.Module):
 def hub_files(place: str) -> list[Path]:
     """List the files that a network in a folder is read from."""
     folder = _folder(place)
-    names = (CONFIG, WEIGHTS, PREPROCESSOR)
+    names = (CONFIG, WEIGHTS, PREPROCESSOR, *OWN)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def hub_size(place: str) -> int | None:
     """Return the pixels a side that the folder states, if it does."""
-    config = _config(_folder(place))
+    folder = _folder(place)
+    if (folder / OWN[0]).is_file():
+        sides = json.loads((folder / OWN[0]).read_text(encoding="utf-8")).get("image_shape")
+        return sides[-1] if sides else None
+    config = _config(folder)
     shape = config.get("pretrained_cfg", {}).get("input_size") or [config.get("image_size")]
     return int(shape[-1]) if isinstance(shape[-1], int) else None
 
 
-def read_hub_folder(place: str, image_shape: Shape) -> nn.Module:
+def read_hub_folder(place: str, image_shape: Shape, rebuild: Rebuild | None = None) -> nn.Module:
     """Read the network of a folder with config.json and model.safetensors, in evaluation mode.
 
-    The mean and std that the folder states are applied to images in [0, 1]. No code of the folder
+    A folder that `frostglass export` wrote is read with `rebuild`, which builds its network. The
+    mean and std that the folder states are applied to images in [0, 1]. No code of the folder
     is run, and nothing is downloaded.
     """
     folder = _folder(place)
+    if rebuild and (folder / OWN[0]).is_file():
+        return load_target(folder, rebuild).module
     config = _config(folder)
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(
