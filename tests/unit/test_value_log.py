@@ -30,7 +30,10 @@ def test_results_are_the_same_with_a_log(tmp_path):
     for name, used in (("plain", None), ("logged", log)):
         store = Store(tmp_path / name)
         store.log = used
-        write_run(run_all(tomllib.loads(TOY), store), tmp_path / f"{name} run")
+        write_run(
+            run_all(tomllib.loads(TOY.replace("width = 4", "width = 8")), store),
+            tmp_path / f"{name} run",
+        )
         files = [*sorted(store.root.rglob("*.safetensors")), tmp_path / f"{name} run" / "rows.csv"]
         contents.append([file.read_bytes() for file in files])
     assert len(contents[0]) > 5
