@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from frostglass.cli.audit import audit
-from frostglass.cli.data_commands import data
+from frostglass.cli.data_commands import data, export
 from frostglass.cli.main import guarded
 from frostglass.cli.options import (
     STORE,
@@ -282,7 +282,7 @@ def release(
     release_features(client, images, out, seed=seed, as_json=as_json, threads=threads)
 
 
-for command in (repro, leaderboard):
+for command in (repro, leaderboard, export):
     app.command()(command)
 
 
@@ -314,28 +314,6 @@ def show(
     from frostglass.cli.show import show_method
 
     show_method(name, as_json=as_json)
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    out: Annotated[Path, typer.Argument(help="A new folder for the model and its card.")],
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="LABEL", help="Which model of a grid, by an audit's label."),
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", help="The run's store, if it was moved.")
-    ] = None,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Number the classes: their names are people's.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a run's model as a folder for a hub: weights and a card with the audit's numbers."""
-    from frostglass.cli.data import export_model
-
-    export_model(run, out, only, store, redact=redact, as_json=as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands about datasets: `data verify` and `data steps`."""
+"""The commands `data verify`, `data steps` and `export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,3 +32,24 @@ def steps(name: Name, as_json: JsonOption = False) -> None:
     from frostglass.cli.data import print_steps
 
     print_steps(name, as_json=as_json)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for the model and its card.")],
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="LABEL", help="Which model of a grid, by an audit's label."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="The run's store, if it was moved.")
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Number the classes: their names are people's.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run's model as a folder for a hub: weights and a card with the audit's numbers."""
+    from frostglass.cli.data import export_model
+
+    export_model(run, out, only, store, redact=redact, as_json=as_json)

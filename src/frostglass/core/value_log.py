@@ -6,7 +6,7 @@ None of these is required, and none changes a result: a log only receives number
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,11 @@ class WandbLog(ValueLog):
         self._run.finish()
 
 
-KINDS = {"tensorboard": TensorBoardLog, "mlflow": MlflowLog, "wandb": WandbLog}
+KINDS: Mapping[str, Callable[[str, str], ValueLog]] = {
+    "tensorboard": TensorBoardLog,
+    "mlflow": MlflowLog,
+    "wandb": WandbLog,
+}
 
 
 def open_log(target: str | None, name: str) -> ValueLog | None:

@@ -132,7 +132,8 @@ class ArrowFile:
         if not self.is_parquet:
             values = self._mapped()[column]
             return [values[row].as_py() for row in rows]
-        metadata, first, found = pyarrow().parquet.ParquetFile(self.path).metadata, 0, {}
+        metadata, first = pyarrow().parquet.ParquetFile(self.path).metadata, 0
+        found: dict[int, Any] = {}
         for number in range(metadata.num_row_groups):
             count = metadata.row_group(number).num_rows
             if own := [row for row in rows if first <= row < first + count]:

@@ -68,13 +68,7 @@ def make_split(
         raise DataError("; ".join(problems))
     firsts, kept_public = _first_of_equals(private), public.at(_first_of_equals(public))
     kept_private, test = private.at(firsts), _published_test(dataset, test_fraction)
-    if test is None:
-        parts = _divide(kept_private, shares, seed)
-    else:
-        held_out = test[firsts]
-        rest = {part: share for part, share in shares.items() if part != "test"}
-        parts = _divide(kept_private.at((~held_out).nonzero().flatten()), rest, seed)
-        parts["test"] = kept_private.at(held_out.nonzero().flatten())
+    parts = _private_parts(kept_private, shares, None if test is None else test[firsts], seed)
     parts["public"], secret = withhold(
         kept_public, own[0] if own else None, secret_people, seed=seed
     )
@@ -115,6 +109,17 @@ def _in_one_table(parts: Sequence[Images], file: Path | None) -> list[Images]:
     table = gathered([part.pixels for part in parts], file)
     rows = torch.arange(len(table)).split([len(part) for part in parts])
     return [replace(part, pixels=view(table, own)) for part, own in zip(parts, rows, strict=True)]
+
+
+def _private_parts(
+    images: Images, shares: Mapping[str, float], test: Tensor | None, seed: int
+) -> dict[str, Images]:
+    """Divide private images by shares; `test` says which are for testing, if that is published."""
+    if test is None:
+        return _divide(images, shares, seed)
+    rest = {part: share for part, share in shares.items() if part != "test"}
+    parts = _divide(images.at((~test).nonzero().flatten()), rest, seed)
+    return parts | {"test": images.at(test.nonzero().flatten())}
 
 
 def _published_test(dataset: Dataset, share: TestShare) -> Tensor | None:

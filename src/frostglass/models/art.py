@@ -74,7 +74,7 @@ def from_art(estimator: Any, classes: Sequence[str] | int | None = None) -> Targ
     if defences:
         names = ", ".join(type(each).__name__ for each in defences)
         raise ModelError(f"the estimator has defences of ART ({names}): remove them")
-    shape: Shape = tuple(estimator.input_shape)  # type: ignore[assignment]
+    shape: Shape = tuple(estimator.input_shape)
     return wrap(_network(estimator), classes=classes or estimator.nb_classes, image_shape=shape)
 
 
