@@ -72,17 +72,19 @@ def test_known_people_and_files_are_those_of_the_dataset(tmp_path):
 
 @pytest.mark.parametrize("of", [{}, {"name": "half"}, {"size": 16}])
 def test_a_dataset_that_is_none(of):
-    with pytest.raises(ConfigError, match="of: expected a table with a name, one of digits, faces"):
+    with pytest.raises(
+        ConfigError, match=r"of: expected a table with a name, one of .*digits, faces"
+    ):
         Half(of=of)
 
 
 def test_a_problem_of_the_dataset_is_named():
     with pytest.raises(ConfigError, match=r"of: .*size: expected at least 16, got 8"):
         Half(of={"name": "faces", "size": 8})
-    with pytest.raises(ConfigError, match="no dataset named 'face'"):
+    with pytest.raises(ConfigError, match=r"no dataset named 'face'"):
         Half(of={"name": "face"})
 
 
 def test_too_few_people_to_divide():
-    with pytest.raises(DataError, match="half of 3 private people cannot be told apart"):
+    with pytest.raises(DataError, match=r"half of 3 private people cannot be told apart"):
         Half(of=FACES | {"identities": 3}).tables()

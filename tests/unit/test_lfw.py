@@ -102,13 +102,12 @@ def test_public_people_are_needed(tmp_path):
 
 
 def test_errors_say_how_to_lay_out_the_data(tmp_path, lfw):
-    layout = r"one folder per person \(George_W_Bush/George_W_Bush_0001.jpg\)"
-    with pytest.raises(DataError, match=f"no folder at .*: expected LFW .* {layout}. Unpack"):
+    with pytest.raises(DataError, match=r"no folder at .*. LFW: 1. get .*; 2. unpack"):
         Lfw(root=tmp_path / "none").counts()
     nested = f"holds one folder, lfw: .*Set data.root to {re.escape(str(lfw))}"
     with pytest.raises(DataError, match=nested):
         Lfw(root=tmp_path).counts()
-    with pytest.raises(DataError, match="holds loose images: expected LFW"):
+    with pytest.raises(DataError, match=r"holds loose images: expected LFW"):
         Lfw(root=lfw / "Ann_Lee").counts()
     with pytest.raises(ConfigError, match=r"max_images \(5\) must be at least min_images \(10\)"):
         Lfw(root=lfw, max_images=5)

@@ -136,7 +136,7 @@ def test_an_unreadable_folder_is_a_problem(album, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "anna")
 
-    monkeypatch.setattr("frostglass.data.folder.os.scandir", refuse)
+    monkeypatch.setattr("frostglass.data._catalogue.os.scandir", refuse)
     one(of_model({"data": album}), "data: ", "anna", "Permission denied")
 
 

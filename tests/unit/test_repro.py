@@ -225,8 +225,8 @@ def test_missing_data_names_its_preparation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = frostglass("repro", "bido-table5", "--scale", "published", "--check")
     line = error_of(result)
-    assert "no folder at celeba/private" in line
-    assert "to prepare: Images: the centre 108 x 108 of CelebA's aligned" in line
+    assert "no folder at celeba. CelebA: 1. get Img/img_align_celeba.zip" in line
+    assert "to prepare: Images: CelebA as it is published, in the folder celeba" in line
     assert "Weights: torchvision's file of vgg16_bn" in line
 
 

@@ -11,8 +11,9 @@ from PIL import Image
 
 from frostglass.core.errors import DataError
 from frostglass.data._attributes import Attributes
+from frostglass.data._catalogue import image_files
 from frostglass.data._images import read_images
-from frostglass.data.folder import Folder, image_files
+from frostglass.data.folder import Folder
 from frostglass.models.foreign import files_of, load_network
 from generators import Dcgan, onnx_model
 

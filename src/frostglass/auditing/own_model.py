@@ -15,6 +15,7 @@ from frostglass.data.folder import Folder
 from frostglass.models.answers import FUNCTION, answers_only, hold, is_whole
 from frostglass.models.endpoint import SCHEMES
 from frostglass.models.foreign import onnx_input
+from frostglass.models.hub_folder import HUB, hub_size
 from frostglass.runtime.device import default_device
 from frostglass.store.store import Store
 from frostglass.training.settings import Training
@@ -158,7 +159,7 @@ class OwnModel:
         if not path.is_file():
             raise ConfigError(
                 f"no model at {self.model}: expected a file (safetensors, torch, TorchScript or "
-                "ONNX), MODULE:FUNCTION, or an address such as https://host/path"
+                "ONNX), hf:FOLDER, MODULE:FUNCTION, or an address such as https://host/path"
             )
         if suffix == ".onnx":
             return f"onnx:{self.model}"
@@ -277,6 +278,8 @@ def _size_of_network(arch: str) -> int | None:
 
 def _size_of_file(weights: str) -> int | None:
     kind, _, place = weights.partition(":")
+    if kind == HUB:
+        return hub_size(place)
     shape = onnx_input(Path(place)) if kind == "onnx" else None
     return shape[-1] if shape and len(shape) == 3 else None
 

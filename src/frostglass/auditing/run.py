@@ -61,6 +61,7 @@ def run_all(
         for label, result in results(jobs, store):
             if not isinstance(result, Exception):
                 done[label] = result
+                store.record(f"audit {label}", 0, audit_values(result))
             elif isinstance(result, BudgetReached):
                 not_run.append(f"{label}: {result}")
             elif len(chosen) == 1:
@@ -81,6 +82,15 @@ def run_all(
         not_run=tuple(not_run),
         store=str(store.root.resolve()),
     )
+
+
+def audit_values(audit: Audit) -> dict[str, float]:
+    """Return the numbers of an audit for a log: scores, their baselines, and the accuracy."""
+    ours, drawn = audit.trial.rows, audit.trial.baseline_rows
+    values = {name: ours.score(name).value for name in ours.columns}
+    values |= {f"prior-only {name}": drawn.score(name).value for name in drawn.columns}
+    accuracy = audit.target.info.get("accuracy") or {}
+    return values | {f"accuracy {part}": value for part, value in accuracy.items()}
 
 
 def within(time_budget: str | None) -> Callable[[], None]:

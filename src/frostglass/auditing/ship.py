@@ -13,8 +13,8 @@ from frostglass.auditing.pipeline import expose, split_of
 from frostglass.auditing.products import FeatureExposure, ImageBatch
 from frostglass.auditing.victims import victims_of
 from frostglass.core.errors import ConfigError
+from frostglass.data._catalogue import image_files
 from frostglass.data._images import read_images
-from frostglass.data.folder import image_files
 from frostglass.deploy.client import Client, split_model
 from frostglass.store.files import Work, write_tensors
 from frostglass.store.store import Store

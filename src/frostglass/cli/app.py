@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from frostglass.cli.audit import audit
+from frostglass.cli.data_commands import data, export
 from frostglass.cli.human_study import human_study
 from frostglass.cli.main import guarded
 from frostglass.cli.options import (
@@ -18,6 +19,7 @@ from frostglass.cli.options import (
     DevicesOption,
     JsonOption,
     LatentOption,
+    LogOption,
     OutOption,
     PriorOption,
     QueryBudgetOption,
@@ -59,6 +61,7 @@ app = typer.Typer(
 app.add_typer(stores, name="store", help="Manage the folder of finished steps.")
 app.add_typer(claims, name="claims", help="Keep results as files that can be checked.")
 app.add_typer(human_study, name="study", help="Ask people what they see in reconstructions.")
+app.add_typer(data, name="data", help="Check datasets on disk.")
 app.command()(audit)
 
 
@@ -71,6 +74,7 @@ def demo(
     devices: DevicesOption = None,
     workers: WorkersOption = None,
     redact: RedactOption = False,
+    log: LogOption = None,
 ) -> None:
     """Audit an undefended and a defended model on embedded faces, in minutes."""
     from frostglass.auditing.config_file import demo_config
@@ -78,7 +82,7 @@ def demo(
 
     spread = Spread(workers, devices=devices)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(demo_config(), store, out, **options)
+    run_settings(demo_config(), store, out, **options, log=log)
 
 
 @app.command()
@@ -101,6 +105,7 @@ def run(
     redact: RedactOption = False,
     time_budget: TimeBudgetOption = None,
     query_budget: QueryBudgetOption = None,
+    log: LogOption = None,
 ) -> None:
     """Run an experiment or a grid, on a model or on features; run it again to resume."""
     from frostglass.auditing.config_file import read_with_generator
@@ -110,7 +115,7 @@ def run(
     chosen = [*(settings or ()), *([f"query_budget={query_budget}"] if query_budget else [])]
     values = read_with_generator(config, chosen, prior, latent, span, resize=resize, trust=trust)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(values, store, out, **options, time_budget=time_budget)
+    run_settings(values, store, out, **options, time_budget=time_budget, log=log)
 
 
 @app.command()
@@ -279,7 +284,7 @@ def release(
     release_features(client, images, out, seed=seed, as_json=as_json, threads=threads)
 
 
-for command in (repro, leaderboard):
+for command in (repro, leaderboard, export):
     app.command()(command)
 
 

@@ -9,6 +9,7 @@ from frostglass.cli.options import (
     STORE,
     JsonOption,
     LatentOption,
+    LogOption,
     OutOption,
     PriorOption,
     RangeOption,
@@ -80,6 +81,7 @@ def audit(
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
     redact: RedactOption = False,
+    log: LogOption = None,
     time_budget: TimeBudgetOption = None,
 ) -> None:
     """Audit a model that you have, without a config; run it again to resume."""
@@ -98,5 +100,5 @@ def audit(
     from frostglass.cli.run import run_settings
 
     options: Any = {"as_json": as_json, "threads": threads, "redact": redact}
-    options |= {"spread": Spread(workers), "time_budget": time_budget}
+    options |= {"spread": Spread(workers), "time_budget": time_budget, "log": log}
     run_settings(values, store, out, **options)

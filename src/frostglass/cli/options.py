@@ -88,4 +88,12 @@ QueryBudgetOption = Annotated[
         "--query-budget", min=1, help="Images an attack may show to the target, per person."
     ),
 ]
+LogOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="KIND:PLACE",
+        help="Send values to tensorboard:DIR, mlflow:DIR or wandb:DIR; FROSTGLASS_LOG by default.",
+    ),
+]
 STORE = Path(".frostglass")

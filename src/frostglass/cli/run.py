@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from frostglass.cli.progress import progress
 from frostglass.cli.tables import print_advice, print_costs, print_scores
 from frostglass.cli.workers import Spread
 from frostglass.core.errors import BudgetReached, ConfigError, RunError
+from frostglass.core.value_log import ValueLog, open_log
 from frostglass.plan.cheaper import cheaper
 from frostglass.plan.estimate import estimate
 from frostglass.plan.problems import problems
@@ -48,17 +51,30 @@ def run_settings(
     spread: Spread,
     redact: bool,
     time_budget: str | None = None,
+    log: str | None = None,
 ) -> None:
     """Run a config, write its run folder and report, print the scores."""
     within(time_budget)  # refuse what is no time before anything is computed
     prepare(threads)
     chosen = checked(experiments(settings), store, spread.devices)
     folder = run_folder(out, chosen[0][1].name)
-    with progress() as listener:
+    with progress() as listener, logged(log, folder.name) as values:
         steps = Store(store, listener=listener, devices=spread.devices)
+        steps.log = values
         with spread.over(steps, chosen, threads):
             result = run_all(settings, steps, time_budget=time_budget)
     conclude(result, folder, store, as_json=as_json, redact=redact)
+
+
+@contextmanager
+def logged(target: str | None, name: str) -> Iterator[ValueLog | None]:
+    """Open the log that --log or FROSTGLASS_LOG names, and close it whatever happens."""
+    log = open_log(target, name)
+    try:
+        yield log
+    finally:
+        if log:
+            log.close()
 
 
 def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool) -> None:

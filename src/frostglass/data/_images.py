@@ -5,7 +5,9 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,16 +35,35 @@ BOMB = Image.DecompressionBombError
 UNREADABLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, BOMB)
 
 
-def read_image(path: Path, *, size: int, channels: int, crop: Crop) -> Tensor:
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+
+
+def read_image(
+    path: Path, *, size: int, channels: int, crop: Crop, box: Box | None = None
+) -> Tensor:
     """Read one image file as uint8 (channels, size, size).
 
     EXIF orientation is applied, animations give their first frame, transparent parts become white.
     16-bit values are scaled from 0..65535 and floats from [0, 1]. Other ranges are refused, because
     guessing one per image would make images incomparable. `crop` "centre" cuts the largest centred
-    square, "face" the middle of that, "none" squeezes the whole image into a square.
+    square, "face" the middle of that, a number a centred square of that share of the shorter side,
+    "none" squeezes the whole image into a square. With `box` only that part of it is read.
     """
+    return decoded(path, path, size=size, channels=channels, crop=crop, box=box)
+
+
+def decoded(
+    source: Path | BytesIO,
+    path: Path | str,
+    *,
+    size: int,
+    channels: int,
+    crop: Crop,
+    box: Box | None = None,
+) -> Tensor:
+    """Read one image as `read_image` does, from a file or from bytes that `path` names."""
     try:
-        image = _upright_and_opaque(path).convert("L" if channels == 1 else "RGB")
+        image = _upright_and_opaque(source).convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError as error:
         raise DataError(
             f"{path} (not a {', '.join(FORMATS)} image, whatever its name says)"
@@ -50,19 +71,33 @@ def read_image(path: Path, *, size: int, channels: int, crop: Crop) -> Tensor:
     except UNREADABLE as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(f"{path} ({reason})") from error
-    side = round(min(image.size) * (FACE_SHARE if crop == "face" else 1))
+    image = image.crop(_within(box, image.size)) if box else image
+    share = FACE_SHARE if crop == "face" else crop if isinstance(crop, int | float) else 1
+    side = max(1, round(min(image.size) * share))
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = None if crop == "none" else (left, top, left + side, top + side)
-    pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    square = None if crop == "none" else (left, top, left + side, top + side)
+    if isinstance(
+        crop, int | float
+    ):  # as published code does: a box blurs with pixels just outside of it
+        image, square = image.crop(square), None
+    pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=square))
     return torch.from_numpy(pixels).view(size, size, channels).permute(2, 0, 1).contiguous()
 
 
-def _upright_and_opaque(path: Path) -> Image.Image:
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("a pipe, device or folder, not a file")
-    if path.stat().st_size == 0:
-        raise ValueError("empty, 0 bytes")
-    with Image.open(path, formats=FORMATS) as file:
+def _within(box: Box, size: tuple[int, int]) -> Box:
+    """Cut a box to the image; annotations may reach over its border."""
+    (left, top, right, bottom), (width, height) = box, size
+    left, top = min(max(0, left), width - 1), min(max(0, top), height - 1)
+    return left, top, max(left + 1, min(right, width)), max(top + 1, min(bottom, height))
+
+
+def _upright_and_opaque(source: Path | BytesIO) -> Image.Image:
+    if isinstance(source, Path):
+        if not stat.S_ISREG(source.stat().st_mode):
+            raise ValueError("a pipe, device or folder, not a file")
+        if source.stat().st_size == 0:
+            raise ValueError("empty, 0 bytes")
+    with Image.open(source, formats=FORMATS) as file:
         width, height = file.size  # from the header: nothing is decoded yet
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width} x {height}, more than {MAX_PIXELS // 1_000_000} megapixels")
@@ -96,6 +131,7 @@ class ImageFiles(PixelSource):
     size: int
     channels: int
     crop: Crop
+    boxes: Sequence[Box] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,9 +142,9 @@ class ImageFiles(PixelSource):
         bad = []
         for place, row in enumerate(rows.tolist()):
             try:
-                pixels[place] = read_image(
-                    self.paths[row], size=self.size, channels=self.channels, crop=self.crop
-                )
+                box = self.boxes[row] if self.boxes else None
+                how: Any = {"size": self.size, "channels": self.channels, "crop": self.crop}
+                pixels[place] = read_image(self.paths[row], box=box, **how)
             except DataError as error:
                 bad.append(str(error))
         if bad:

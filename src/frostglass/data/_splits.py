@@ -35,13 +35,15 @@ from frostglass.store.files import read_tensors, write_tensors
 from frostglass.store.hashing import file_hash
 
 PIXELS = "pixels.safetensors"
+PUBLISHED = "published"
+TestShare = float | str  # a share, or PUBLISHED
 MIN_IMAGES = 3  # of a private identity: one for each private part that every split has
 
 
 def make_split(
     dataset: Dataset,
     *,
-    test_fraction: float = 0.2,
+    test_fraction: TestShare = 0.2,
     validation_fraction: float = 0.1,
     evaluator_fraction: float = 0.0,
     secret_people: int = 0,
@@ -54,17 +56,19 @@ def make_split(
     dataset, and it has at least one image in every part for any fractions. Test and validation
     images are the same with any `evaluator_fraction`, the share that the target never sees and
     only evaluators train on. Exact repeats of an image within one identity are dropped first, and
-    counted in the manifest. `secret_people` named public people, drawn at random, are withheld from
-    the public part and join the dataset's own secret people. If public images have no identities,
-    the manifest says so: `public_people` is "unknown". With `file`, pixels are written there and
-    mapped, so that memory does not grow with the number of images.
+    counted in the manifest. With a `test_fraction` of "published", the test part is the one that
+    the dataset was published with. `secret_people` named public people, drawn at random, are
+    withheld from the public part and join the dataset's own secret people. If public images have no
+    identities, the manifest says so: `public_people` is "unknown". With `file`, pixels are written
+    there and mapped, so that memory does not grow with the number of images.
     """
     shares = _shares(test_fraction, validation_fraction, evaluator_fraction)
     private, public, *own = _tables(dataset, file)
     if problems := [*label_problems("private", private), *label_problems("public", public)]:
         raise DataError("; ".join(problems))
-    kept_private, kept_public = _without_repeats(private), _without_repeats(public)
-    parts = _divide(kept_private, shares, seed)
+    firsts, kept_public = _first_of_equals(private), public.at(_first_of_equals(public))
+    kept_private, test = private.at(firsts), _published_test(dataset, test_fraction)
+    parts = _private_parts(kept_private, shares, None if test is None else test[firsts], seed)
     parts["public"], secret = withhold(
         kept_public, own[0] if own else None, secret_people, seed=seed
     )
@@ -107,11 +111,41 @@ def _in_one_table(parts: Sequence[Images], file: Path | None) -> list[Images]:
     return [replace(part, pixels=view(table, own)) for part, own in zip(parts, rows, strict=True)]
 
 
-def _shares(test: float, validation: float, evaluators: float) -> dict[str, float]:
+def _private_parts(
+    images: Images, shares: Mapping[str, float], test: Tensor | None, seed: int
+) -> dict[str, Images]:
+    """Divide private images by shares; `test` says which are for testing, if that is published."""
+    if test is None:
+        return _divide(images, shares, seed)
+    rest = {part: share for part, share in shares.items() if part != "test"}
+    parts = _divide(images.at((~test).nonzero().flatten()), rest, seed)
+    return parts | {"test": images.at(test.nonzero().flatten())}
+
+
+def _published_test(dataset: Dataset, share: TestShare) -> Tensor | None:
+    """Return which private images are published for testing, if these are asked for."""
+    if share != PUBLISHED:
+        return None
+    if (test := dataset.published_test()) is None:
+        raise DataError(
+            f'split.test = "published": {dataset.name} as it is set up here names no test images. '
+            "Give a share such as 0.2"
+        )
+    return test
+
+
+def held_out_share(dataset: Dataset, share: TestShare) -> float:
+    """Return the share of private images in the test part."""
+    test = _published_test(dataset, share)
+    return float(share) if test is None else test.double().mean().item()
+
+
+def _shares(given: TestShare, validation: float, evaluators: float) -> dict[str, float]:
     """Return the shares by part; evaluators come last, so that the others do not depend on them."""
+    test = 1e-9 if isinstance(given, str) else given
     if not (test > 0 and validation > 0 and evaluators >= 0 and test + validation + evaluators < 1):
         raise ConfigError(
-            f"test_fraction {test} and validation_fraction {validation} must be above 0, "
+            f"test_fraction {given} and validation_fraction {validation} must be above 0, "
             f"evaluator_fraction {evaluators} at least 0, and all together below 1"
         )
     return {"test": test, "validation": validation, EVALUATORS: evaluators}
@@ -152,13 +186,16 @@ def _joined(parts: Mapping[str, Images], manifest: Mapping[str, Any]) -> Split:
     return Split(train, validation, test, public, manifest, evaluators=evaluators, secret=secret)
 
 
-def _without_repeats(images: Images) -> Images:
-    """Keep the first of equal images of an identity; repeats would be in train and test at once."""
+def _first_of_equals(images: Images) -> Tensor:
+    """Return the rows of the first of equal images of each identity.
+
+    Repeats would be in train and test at once.
+    """
     first: dict[tuple[int, bytes], int] = {}
     hashes = map(bytes, content_hashes(images.pixels).numpy())
     for row, key in enumerate(zip(images.labels.tolist(), hashes, strict=True)):
         first.setdefault(key, row)
-    return images.at(torch.tensor(list(first.values()), dtype=torch.long))
+    return torch.tensor(list(first.values()), dtype=torch.long)
 
 
 def _divide(images: Images, held_out: Mapping[str, float], seed: int) -> dict[str, Images]:

@@ -2,13 +2,29 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated
+
+from pydantic import AfterValidator
+from torch import Tensor
 
 from frostglass.core.method import Method
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Shape
 
-Crop = Literal["centre", "face", "none"]
+CROPS = ("centre", "face", "none")
+
+
+def _crop(value: float | str) -> float | str:
+    if value in CROPS or (isinstance(value, int | float) and 0 < value <= 1):
+        return value
+    raise ValueError(
+        f'expected "centre", "face", "none" or a share of the shorter side such as 0.6, got '
+        f"{value!r}"
+    )
+
+
+# A named crop, or the side of a centred square as a share of the image's shorter side.
+Crop = Annotated[float | str, AfterValidator(_crop)]
 
 
 class Dataset(Method):
@@ -67,6 +83,10 @@ class Dataset(Method):
     def embedder(self) -> str:
         """Return the source of an embedder that suits the images, for verification."""
         return "public"
+
+    def published_test(self) -> Tensor | None:
+        """Return which private images (N,) bool are for testing as published, if that is known."""
+        return None
 
     def attribute_names(self) -> tuple[str, ...]:
         """Return the binary attributes that come with the images."""

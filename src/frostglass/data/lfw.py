@@ -1,18 +1,25 @@
 """Labeled Faces in the Wild, read from a folder that the user unpacked."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
-from frostglass.core.types import Images, Shape
-from frostglass.data._images import ImageFiles
-from frostglass.data.base import Crop, Dataset, datasets
-from frostglass.data.folder import Catalogue, catalogue
+from frostglass.data._catalogue import Catalogue, catalogue
+from frostglass.data._file_dataset import PeopleDataset, Side, side_of
+from frostglass.data._inspect import Finding, archives, count
+from frostglass.data.base import Crop, datasets
 
+ARCHIVES = {
+    "lfw.tgz": "a17d05bd522c52d84eca14327a23d494",
+    "lfw-funneled.tgz": "1b42dfed7d15c9b2dd63d5e5840c86ad",
+    "lfw-deepfunneled.tgz": "68331da3eb755a505a502b5aacb3c201",
+}
 LAYOUT = (
     "expected LFW as it is distributed, one folder per person "
     "(George_W_Bush/George_W_Bush_0001.jpg)"
@@ -21,7 +28,7 @@ LAYOUT = (
 
 @datasets.register
 @parameters
-class Lfw(Dataset):
+class Lfw(PeopleDataset):
     """Labeled Faces in the Wild: the people with the most images are private, the rest public.
 
     Unpack lfw.tgz, lfw-funneled.tgz or lfw-deepfunneled.tgz yourself; nothing is downloaded. The
@@ -37,12 +44,18 @@ class Lfw(Dataset):
             everyone with `min_images`.
         min_images: images that a private person must have.
         max_images: keep only the first images of each private person; one has 530.
-        crop: "face", "centre" for the whole image, or "none" to squeeze it.
+        crop: "face", "centre" for the whole image, a share of its side, or "none" to squeeze it.
+        public: table of another dataset, whose images are the public ones instead.
     """
 
     title: ClassVar[str] = "LFW"
+    unkeyed: ClassVar[Mapping[str, Any]] = {"public": None}
+    preparation: ClassVar[str] = (
+        "1. get lfw.tgz, lfw-funneled.tgz or lfw-deepfunneled.tgz; 2. unpack it, which gives "
+        "ROOT/George_W_Bush/George_W_Bush_0001.jpg; 3. set data.root to the folder of the people, "
+        "and check it with `frostglass data verify lfw ROOT`"
+    )
 
-    root: Path
     size: Annotated[int, Field(ge=16, le=250)] = 64
     identities: Annotated[int, Field(ge=2)] | None = None
     min_images: Annotated[int, Field(ge=3)] = 10
@@ -50,55 +63,24 @@ class Lfw(Dataset):
     crop: Crop = "face"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_images is not None and self.max_images < self.min_images:
             raise ValueError(
                 f"max_images ({self.max_images}) must be at least min_images ({self.min_images})"
             )
 
-    @property
-    def in_memory(self) -> bool:
-        return False
+    def everyone(self) -> Side:
+        return side_of(self._listing(), self.size, self.crop)
 
-    @property
-    def image_shape(self) -> Shape:
-        return (3, self.size, self.size)
+    def sides(self) -> tuple[Side, Side]:
+        whole = self._listing()
+        private, public = self._people(whole)
+        ours = side_of(whole.of(private, self.max_images), self.size, self.crop)
+        theirs = self.others() or side_of(whole.of(public), self.size, self.crop)
+        return replace(ours, listings=(whole,)), theirs
 
-    def counts(self) -> tuple[int, int, int]:
-        private, public = self._sides()
-        return len(private.names), len(private.files), len(public.files)
-
-    def public_people(self) -> list[int]:
-        return list(self.people()[1].values())
-
-    def people(self) -> tuple[dict[str, int], dict[str, int]]:
-        private, public = (
-            {side.names[label]: count for label, count in Counter(side.labels).items()}
-            for side in self._sides()
-        )
-        return private, public
-
-    def most_of_one(self) -> int:
-        return max(self.people()[0].values())
-
-    def files(self) -> list[Path]:
-        private, public = self._sides()
-        return [*private.files, *public.files]
-
-    def crop_mode(self) -> Crop:
-        return self.crop
-
-    def tables(self) -> tuple[Images, Images]:
-        _listing(self.root).warn_of_others()
-        private, public = self._sides()
-        ours, theirs = (
-            side.table(ImageFiles(side.files, self.size, 3, self.crop), None, ())
-            for side in (private, public)
-        )
-        return ours, theirs
-
-    def _sides(self) -> tuple[Catalogue, Catalogue]:
-        """List the files of private and of public people."""
-        listing = _listing(self.root)
+    def _people(self, listing: Catalogue) -> tuple[list[int], list[int]]:
+        """Return the numbers of private and of public people."""
         images = Counter(listing.labels)
         ranked = sorted(images, key=lambda label: (-images[label], listing.names[label]))
         enough = [label for label in ranked if images[label] >= self.min_images]
@@ -110,27 +92,29 @@ class Lfw(Dataset):
             )
         private = sorted(enough[:wanted])
         public = sorted(set(ranked) - set(private))
-        if not public:
+        if not public and self.public is None:
             raise DataError(
                 f"all {len(private)} people in {self.root} are private, and public ones are "
                 "needed: lower data.identities, or raise data.min_images"
             )
-        return listing.of(private, self.max_images), listing.of(public)
+        return private, public
 
+    def _listing(self) -> Catalogue:
+        listing = catalogue(root := self.folder)
+        if not listing.names:
+            raise DataError(f"{root} holds loose images: {LAYOUT}. Correct data.root.")
+        if len(listing.names) == 1:
+            raise DataError(
+                f"{root} holds one folder, {listing.names[0]}: {LAYOUT}. "
+                f"Set data.root to {root / listing.names[0]}."
+            )
+        return listing
 
-def _listing(root: Path) -> Catalogue:
-    root = root.expanduser()
-    if not root.is_dir():
-        raise DataError(
-            f"no folder at {root}: {LAYOUT}. Unpack lfw.tgz, lfw-funneled.tgz or "
-            "lfw-deepfunneled.tgz, and set data.root."
-        )
-    listing = catalogue(root)
-    if not listing.names:
-        raise DataError(f"{root} holds loose images: {LAYOUT}. Correct data.root.")
-    if len(listing.names) == 1:
-        raise DataError(
-            f"{root} holds one folder, {listing.names[0]}: {LAYOUT}. "
-            f"Set data.root to {root / listing.names[0]}."
-        )
-    return listing
+    @classmethod
+    def inspect(cls, root: Path, *, hashes: bool) -> list[Finding]:
+        listing = catalogue(root)
+        return [
+            *archives(root, ARCHIVES, check=hashes),
+            count("people", "people", len(listing.names), 5749),
+            count("images", "images", len(listing.files), 13_233),
+        ]

@@ -15,15 +15,20 @@ from frostglass.core.errors import DataError
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Images
 from frostglass.data._digits import DigitDataset
+from frostglass.data._inspect import Finding, Published, compared, count, md5_in
 from frostglass.data.base import datasets
 
 UNSIGNED_BYTES = 0x08
-NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+HASHES = {  # MD5 of the unpacked file, and its dimensions
+    "train-images-idx3-ubyte": ("6bbc9ace898e44ae57da46a324031adb", 3),
+    "train-labels-idx1-ubyte": ("a25bea736e30d166cdddb491f175f624", 1),
+}
+NAMES = tuple(HASHES)
 
 
 @datasets.register
 @parameters
-class Mnist(DigitDataset):
+class Mnist(DigitDataset, Published):
     """MNIST's 60,000 training digits as identities ("digit 3"), resized from 28 x 28 to `size`.
 
     The published test images are not used: `make_split` draws its own test part from the table.
@@ -37,6 +42,12 @@ class Mnist(DigitDataset):
     """
 
     title: ClassVar[str] = "MNIST"
+
+    preparation: ClassVar[str] = (
+        "1. get train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz (torchvision's MNIST "
+        "downloads them); 2. put them into ROOT or ROOT/MNIST/raw, gzipped or not; 3. set "
+        "data.root, and check it with `frostglass data verify mnist ROOT`"
+    )
 
     root: Path
     images_per_class: Annotated[int, Field(ge=3)] | None = None
@@ -59,6 +70,22 @@ class Mnist(DigitDataset):
             raise DataError(f"{self.root} holds the MNIST label {digits.max()}: expected 0 to 9")
         return self._tables(pixels, digits, "mnist train", self.images_per_class)
 
+    @classmethod
+    def inspect(cls, root: Path, *, hashes: bool) -> list[Finding]:
+        findings = []
+        for name, (md5, dims) in HASHES.items():
+            try:
+                file = _find(root, name)
+            except DataError:
+                text = f"neither {name} nor {name}.gz is in {root} or {root / 'MNIST' / 'raw'}"
+                findings.append(Finding(name, "missing", text))
+                continue
+            findings.append(count(file.name, "digits", len(read_idx(file, dims=dims)), 60_000))
+            if hashes:  # of the content: the same digits may be compressed anew
+                with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+                    findings.append(compared(file.name, md5_in(content), md5))
+        return findings
+
 
 def _find(root: Path, name: str) -> Path:
     for folder in (root, root / "MNIST" / "raw"):
@@ -67,7 +94,7 @@ def _find(root: Path, name: str) -> Path:
                 return file
     raise DataError(
         f"no {name} or {name}.gz in {root} or {root / 'MNIST' / 'raw'}: put MNIST's files there or "
-        "correct root"
+        f"correct root. MNIST: {Mnist.preparation}"
     )
 
 

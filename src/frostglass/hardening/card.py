@@ -8,66 +8,12 @@ from frostglass.core.types import Target
 from frostglass.hardening.final import EVERYBODY, OTHER_HALF, Finalist, Model
 from frostglass.hardening.goal import Goal
 from frostglass.hardening.space import described
-from frostglass.models.checkpoint import DESCRIPTION, WEIGHTS
+from frostglass.report.card import document
 from frostglass.report.seeds import Share
 
-MEASURED = """\
-- It is measured, not proven: the figures hold for the attacks in the table, with their prior and
-  budget. Another attack, a better generator or more time can find more."""
-MEANS = """\
-- The figures are means over people. Some people are more exposed than others; the report names
-  them.
-- Training again, with other people or settings, gives another model: measure it again."""
-LIMITS: Mapping[Surface, str] = {
-    "model": f"""\
-{MEASURED}
-- The people are still in the weights. The defense makes them harder to reconstruct; it does not
-  remove them.
-- An attacker with several guesses, or who knows something about a person (hair, age, a name),
-  recovers more than the first guess says; "any guess" counts every candidate of an attack.
-- Nothing is said about other leaks: who was in the training set (membership), attributes, or copies
-  of training images found by other means.
-{MEANS}""",
-    "features": f"""\
-{MEASURED}
-- Who it is may be read from a feature without an image: an attack that maps features to identities
-  is not in the table unless it was given.
-- Attributes are not protected: the server is meant to read them, and others may be read as well.
-- An attacker who gets several releases of one image can average them. Release the feature of an
-  image once, or always the same one.
-- Utility is that of the attacked people's held-out images; other images may be answered worse.
-{MEANS}""",
-}
 HEADINGS: Mapping[Surface, str] = {
     "model": "accuracy | verified, first guess | verified, any guess",
     "features": "{utility} | verified | similarity",
-}
-FILES: Mapping[Surface, str] = {
-    "model": f"""\
-`{WEIGHTS}` holds the weights; `{DESCRIPTION}` the architecture, the recipe, and the classes in \
-the order of the outputs: it names the private people.
-
-```python
-from frostglass.models.checkpoint import load_target
-from frostglass.training.build import rebuild_network
-
-target = load_target("model", rebuild_network)  # this folder
-scores = target.module(images)  # (N, channels, height, width), in [0, 1]
-```
-""",
-    "features": """\
-`client` holds the device's half with its protection, `server` the other half: the layers each of \
-them runs, and how to build them. `frostglass release client PHOTOS --out features.safetensors` \
-protects a folder of images.
-
-```python
-import frostglass as fg
-
-client, server = fg.Client.load("client"), fg.Server.load("server")  # in this folder
-features = client.protect(images)  # what may leave the device; images (N, channels, height, width)
-logits = server.answer(features)
-```
-""",
 }
 
 
@@ -90,9 +36,7 @@ def card(facts: CardFacts) -> str:
     """Return the card as Markdown."""
     goal = facts.goal
     headings = HEADINGS[goal.surface].format(utility=goal.title)
-    lines = [
-        *_opening(facts),
-        "",
+    measured = [
         f"## {goal.key.capitalize()} and leak",
         "",
         f"{_utility(facts)} The table has means over {facts.seeds} "
@@ -113,16 +57,8 @@ def card(facts: CardFacts) -> str:
         f"models of the first half with other evaluators and seeds. This model is of {EVERYBODY}. "
         f"Attacks: {'; '.join(_attacks(facts))}.",
         *(["", facts.remark] if facts.remark else []),
-        "",
-        "## What it does not protect against",
-        "",
-        LIMITS[goal.surface],
-        "",
-        "## Files",
-        "",
-        FILES[goal.surface],
     ]
-    return "\n".join(lines)
+    return document(_opening(facts), measured, goal.surface)
 
 
 def _opening(facts: CardFacts) -> list[str]:

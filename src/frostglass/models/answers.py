@@ -12,6 +12,7 @@ from frostglass.core.types import Shape
 from frostglass.models.base import class_name, inner, noise_images, probe
 from frostglass.models.endpoint import SCHEMES, Endpoint, EndpointSettings
 from frostglass.models.foreign import FILES, check_trust, files_of, load_network
+from frostglass.models.hub_folder import HUB, Rebuild, hub_files, read_hub_folder
 from frostglass.runtime.tensors import weights_digest
 
 OBJECT = "object"
@@ -50,7 +51,7 @@ def is_whole(weights: str | None) -> bool:
     """Return whether `weights` name a whole network, and not a checkpoint of an architecture."""
     kind = (weights or "").partition(":")[0]
     return weights is not None and (
-        kind in (*FILES, *SCHEMES, OBJECT) or bool(FUNCTION.fullmatch(weights))
+        kind in (*FILES, *SCHEMES, OBJECT, HUB) or bool(FUNCTION.fullmatch(weights))
     )
 
 
@@ -71,6 +72,8 @@ def check_source(weights: str, *, trust: bool) -> None:
 def source_files(weights: str) -> list[Path]:
     """List the files that a whole network is read from."""
     kind = weights.partition(":")[0]
+    if kind == HUB:
+        return hub_files(weights.partition(":")[2])
     return [] if kind in (*SCHEMES, OBJECT) else files_of(weights, None)
 
 
@@ -84,9 +87,13 @@ def hold(module: nn.Module) -> str:
 
 
 def read_whole(
-    weights: str, classes: int, image_shape: Shape, endpoint: EndpointSettings
+    weights: str,
+    classes: int,
+    image_shape: Shape,
+    endpoint: EndpointSettings,
+    rebuild: Rebuild | None = None,
 ) -> nn.Module:
-    """Return a given network in evaluation mode."""
+    """Return a given network in evaluation mode; `rebuild` builds one that `export` wrote."""
     kind, _, place = weights.partition(":")
     if kind in SCHEMES:
         return Answers(Endpoint(weights, classes, endpoint), classes).eval()
@@ -97,8 +104,8 @@ def read_whole(
                 "frostglass.audit_model with it again, in one process"
             )
         return deepcopy(_objects[place]).eval()
-    network = load_network(weights)
-    if kind not in FILES:
+    network = read_hub_folder(place, image_shape, rebuild) if kind == HUB else load_network(weights)
+    if kind not in (*FILES, HUB):
         return network
     outputs = probe(network, noise_images(network, image_shape, 2))
     if not isinstance(outputs, Tensor) or outputs.shape != (2, classes):
@@ -108,6 +115,8 @@ def read_whole(
             f"expected scores (2, {classes}), one for each person; check the size of the images, "
             "and that there is one folder for each class"
         )
+    if kind == HUB:
+        return network
     return Answers(network, classes, probabilities=_sum_to_one(outputs)).eval()
 
 
@@ -131,7 +140,7 @@ def labels_only(module: nn.Module) -> bool:
 def described(module: nn.Module, weights: str) -> str:
     """Return what a given network is called in tables."""
     kind, _, place = weights.partition(":")
-    if kind in FILES:
+    if kind in (*FILES, HUB):
         return Path(place).name
     return class_name(module) if kind == OBJECT else weights
 

@@ -14,7 +14,7 @@ from frostglass.auditing.products import FeatureExposure, ImageBatch, Released
 from frostglass.core.assets import Assets
 from frostglass.core.method import AuditSize, Budget, Method
 from frostglass.core.types import Images, Reconstructions, Shape, Split
-from frostglass.data._splits import MIN_IMAGES
+from frostglass.data._splits import MIN_IMAGES, held_out_share
 from frostglass.data.base import Dataset
 from frostglass.defenses.base import Defense, TrainingProgress
 from frostglass.defenses.compose import at_full_strength
@@ -236,7 +236,8 @@ def blank_split(dataset: Dataset, fractions: Any) -> Split:
     names, shape = dataset.attribute_names(), dataset.image_shape
     each = private / classes
     test, validation = (
-        max(1, round(each * share)) for share in (fractions.test, fractions.validation)
+        max(1, round(each * share))
+        for share in (held_out_share(dataset, fractions.test), fractions.validation)
     )
     others = max(1, round(each * fractions.evaluators)) if fractions.evaluators else 0
     train = max(2, private - classes * (test + validation + others))

@@ -23,7 +23,7 @@ from frostglass.core.errors import FrostglassError
 from frostglass.core.prior import Prior
 from frostglass.core.types import Target
 from frostglass.data._impostors import HELD_OUT
-from frostglass.data._splits import MIN_IMAGES, check_people
+from frostglass.data._splits import MIN_IMAGES, check_people, held_out_share
 from frostglass.data.base import listed
 from frostglass.defenses import compose
 from frostglass.defenses.base import Defense, TrainingSize
@@ -242,7 +242,7 @@ class _Checks:
     def _classifier(self, config: Training, defenses: Sequence[Defense]) -> Target:
         """Build the network of each training stage, and load the weights it starts from."""
         split, shape = self.exp.split, self.exp.data.image_shape
-        records = int(self._counts[1] * (1 - split.test - split.validation))
+        records = int(self._counts[1] * (1 - self._test_share() - split.validation))
         stage = first_stage(config, defenses)
         if start := None if stage else config.starting_file:
             target = untrained(config, self._classes(config), shape, defenses, seed=0, start=start)
@@ -259,6 +259,9 @@ class _Checks:
         if stage:
             self._classifier(stage.config, stage.defenses)
         return target
+
+    def _test_share(self) -> float:
+        return held_out_share(self.exp.data, self.exp.split.test)
 
     def _plain(self, config: Training) -> Target:
         """Return the network of a training, without defenses and weights."""
@@ -282,7 +285,7 @@ class _Checks:
     def _victims(self) -> list[str]:
         classes, private, _ = self._counts
         wanted = self.exp.judging.images
-        held_out = max(1, round(private // classes * self.exp.split.test))
+        held_out = max(1, round(private // classes * self._test_share()))
         if wanted <= held_out:
             return []
         return [
@@ -292,7 +295,8 @@ class _Checks:
 
     def _two_images(self) -> list[str]:
         images, split = self.exp.data.most_of_one(), self.exp.split
-        held_out = sum(max(1, round(images * share)) for share in (split.test, split.validation))
+        shares = (self._test_share(), split.validation)
+        held_out = sum(max(1, round(images * share)) for share in shares)
         if images - held_out >= 2:
             return []
         return [

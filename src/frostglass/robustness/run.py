@@ -14,6 +14,7 @@ from frostglass.auditing.run_folder import described
 from frostglass.auditing.victims import attacked_people
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.types import Images, Split, Target
+from frostglass.data._splits import held_out_share
 from frostglass.robustness.base import Backdoor, Threat
 from frostglass.robustness.measuring import ACCURACY, Table, accuracy, check, labels_of, success
 from frostglass.robustness.poisoning import impossible_rate, poison
@@ -167,7 +168,9 @@ def _problems(exp: Experiment) -> list[str]:
             "attributes: remove target.attributes and target.cut"
         ]
     people, images, _ = exp.data.counts()
-    held_out = exp.split.test + exp.split.validation + exp.split.evaluators
+    held_out = (
+        held_out_share(exp.data, exp.split.test) + exp.split.validation + exp.split.evaluators
+    )
     train = round(images * (1 - held_out))
     lines = []
     for number, threat in enumerate(exp.threats):

@@ -210,6 +210,7 @@ class Work:
     on_progress: Callable[[int, int, str], None] | None = None
     before_save: Callable[[], None] | None = None
     maps_results: bool = False
+    on_values: Callable[[int, Mapping[str, float]], None] | None = field(default=None, init=False)
     sheets: str = field(default="", init=False)  # the path of the last sheet, for a progress note
 
     @classmethod
@@ -287,6 +288,11 @@ class Work:
         """Report that `done` of `total` units of work are done."""
         if self.on_progress:
             self.on_progress(done, total, note)
+
+    def record(self, step: int, values: Mapping[str, float]) -> None:
+        """Send values of an epoch to a log, if there is one."""
+        if self.on_values:
+            self.on_values(step, values)
 
     def _file(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ import torch
 
 from frostglass.core.errors import FrostglassError, StoreError
 from frostglass.core.ranks import default_devices
+from frostglass.core.value_log import ValueLog
 from frostglass.runtime.device import default_device
 from frostglass.store.executor import Executor
 from frostglass.store.files import (
@@ -85,6 +87,7 @@ class Store:
         self.executor: Executor | None = None
         self.obtain: Callable[[Task[Any]], bool] = self.ensure
         self._listener = listener
+        self.log: ValueLog | None = None  # receives values, changes nothing
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._conditions: dict[str, list[dict[str, Any]]] = {}  # of each step that was used
         self.check: Callable[[], None] = lambda: None
@@ -110,6 +113,11 @@ class Store:
             self._loaded.popitem(last=False)
         self.report(task.step.name, task.key, "done" if computed else "cached")
         return self._loaded[task.key]
+
+    def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
+        """Send values to the log of this store, if it has one."""
+        if self.log:
+            self.log.record(what, step, values)
 
     def read(self, make: Callable[..., T], *args: Any) -> T:
         """Return what `make` reads from files: such products are not stored."""
@@ -218,6 +226,7 @@ class Store:
             work = SharedWork(
                 folder, on_progress, before_save, maps_results=True, now=now, seen=seen
             )
+            work.on_values = partial(self.record, f"{task.step.name} {task.key[:8]}")
             write_json(task.partial / TIMING, {**earlier, "attempts": attempts})
             self.report(
                 task.step.name, task.key, "resume" if any(work.folder.iterdir()) else "start"

@@ -58,7 +58,7 @@ def untrained(
 def _network(config: Training, classes: int, image_shape: Shape, *, seed: int) -> nn.Module:
     """Build an untrained network, or read a given one that is whole."""
     if config.weights and config.whole:
-        network = read_whole(config.weights, classes, image_shape, config.endpoint)
+        network = read_whole(config.weights, classes, image_shape, config.endpoint, rebuild_network)
         if config.mean is None or config.std is None:
             return network
         return Preprocess(network, config.mean, config.std)

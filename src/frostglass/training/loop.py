@@ -203,6 +203,7 @@ def _fit(trainer: Trainer, validation: Images, work: Work) -> dict[str, Any]:
                 "lower the learning rate or the defense's strength"
             )
         history.append(row)
+        work.record(epoch + 1, row)
         better = chosen < 0 or score >= history[chosen]["validation_accuracy"]
         strong = compose.at_full_strength(trainer.defenses, progress)
         if config.keep == "last" or (better and strong):

@@ -40,7 +40,8 @@ class Training:
             That is "onnx:FILE" or "torchscript:FILE", or the address of an endpoint,
             "https://host/path" (all three are only asked, for scores or labels), or
             "package.module:function", which is called without arguments and returns a trained
-            network. `model` is then what the positive control trains.
+            network, or "hf:FOLDER" with config.json and model.safetensors. `model` is then what
+            the positive control trains.
         trust: read a TorchScript file, which is a program and can write files when it is read.
         endpoint: how an endpoint is asked: `batch`, `timeout`, `retries` and `token`.
         classes: the people's names in the order of the outputs of `weights`, if that is not the

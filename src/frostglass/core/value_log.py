@@ -1,0 +1,136 @@
+"""Sends values of trainings and audits to TensorBoard, MLflow or Weights & Biases.
+
+None of these is required, and none changes a result: a log only receives numbers.
+"""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from frostglass.core.errors import ConfigError
+
+VARIABLE = "FROSTGLASS_LOG"
+
+
+class ValueLog(ABC):
+    """Receives named numbers; `what` is a training or an audit, `step` its epoch."""
+
+    @abstractmethod
+    def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
+        """Add values of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is pending."""
+
+
+class TensorBoardLog(ValueLog):
+    """Event files in a folder, by torch's writer, which needs the package tensorboard."""
+
+    def __init__(self, place: str, name: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", error) from error
+        self._writer = SummaryWriter(Path(place).expanduser() / name)
+
+    def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(f"{what}/{key}", value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MlflowLog(ValueLog):
+    """A run of MLflow in a tracking folder or server."""
+
+    def __init__(self, place: str, name: str) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise _missing("mlflow", error) from error
+        # A bare folder would be a file store, which newer versions of MLflow refuse.
+        uri = place if "://" in place else f"sqlite:///{_folder(place) / 'mlflow.db'}"
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        experiment = self._client.get_experiment_by_name("frostglass")
+        key = (
+            experiment.experiment_id if experiment else self._client.create_experiment("frostglass")
+        )
+        self._run = self._client.create_run(key, run_name=name).info.run_id
+
+    def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._client.log_metric(self._run, _plain(f"{what}/{key}"), value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class WandbLog(ValueLog):
+    """A run of Weights & Biases, kept in a folder: `wandb sync` uploads it if you want that."""
+
+    def __init__(self, place: str, name: str) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb", error) from error
+        folder = _folder(place)
+        self._run: Any = wandb.init(
+            project="frostglass",
+            name=name,
+            dir=folder,
+            mode=os.environ.get("WANDB_MODE", "offline"),
+        )
+
+    def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({f"{what}/{key}": value for key, value in values.items()} | {"step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+KINDS: Mapping[str, Callable[[str, str], ValueLog]] = {
+    "tensorboard": TensorBoardLog,
+    "mlflow": MlflowLog,
+    "wandb": WandbLog,
+}
+
+
+def open_log(target: str | None, name: str) -> ValueLog | None:
+    """Open the log that `KIND:PLACE` names, such as tensorboard:logs; None if there is none.
+
+    Args:
+        target: by default the environment variable FROSTGLASS_LOG.
+        name: of the run, as the log shows it.
+    """
+    target = target or os.environ.get(VARIABLE)
+    if not target:
+        return None
+    kind, _, place = target.partition(":")
+    if kind not in KINDS or not place:
+        known = ", ".join(f"{each}:PLACE" for each in KINDS)
+        raise ConfigError(f"--log: expected {known}, got {target!r}")
+    return KINDS[kind](place, name)
+
+
+def _plain(name: str) -> str:
+    """Return a name without what MLflow refuses in one."""
+    return re.sub(r"[^\w\-. :/]", "-", name)
+
+
+def _folder(place: str) -> Path:
+    folder = Path(place).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _missing(package: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"--log {package}: the package {package} is not installed ({error}): install it with "
+        f"`pip install {package}`, or leave --log out"
+    )
