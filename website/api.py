@@ -6,9 +6,8 @@ import inspect
 import re
 from typing import Any
 
-from website.text import cell, code, fenced, prose, table
-
 import frostglass
+from website.text import cell, code, fenced, prose, table
 
 GROUPS = {
     "Run and report": (

@@ -3,14 +3,21 @@
 import json
 from typing import Any
 
-from website.text import cell, code, fenced, prose, table
-
 from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, describe, entries
+from website.text import cell, code, fenced, prose, table
 
 ABOUT = {
     "attacks": ("Attacks", "attacks.md", "What reconstructs people from a model, or from features"),
-    "defenses": ("Defenses", "defenses.md", "What hides them, in training or when a feature leaves"),
-    "priors": ("Priors", "attacks.md#priors", "The attacker's generators, learned on public images"),
+    "defenses": (
+        "Defenses",
+        "defenses.md",
+        "What hides them: in training, or on release",
+    ),
+    "priors": (
+        "Priors",
+        "attacks.md#priors",
+        "The attacker's generators of public faces",
+    ),
     "metrics": ("Metrics", "metrics.md", "What is measured on reconstructions"),
     "datasets": ("Datasets", "audit-a-model.md#1-prepare-the-images", "Where images come from"),
     "models": ("Models", "audit-a-model.md#2-describe-the-model", "Networks that are attacked"),
@@ -25,7 +32,7 @@ PLACES = {
 
 
 def method_pages() -> dict[str, str]:
-    """Return every generated page by its address: an index, one of each kind, one of each method."""
+    """Return every generated page by its address: an index, and one of each kind and method."""
     pages = {"methods/index.md": _overview()}
     for kind in ABOUT:
         pages[f"methods/{kind}/index.md"] = _index(kind)
@@ -63,11 +70,10 @@ USES = ("attacks", "defenses", "priors", "metrics", "threats")
 
 
 def method_page(kind: str, name: str) -> str:
-    """Return one method: formula, when to use it, parameters, variants, cost, paper, differences."""
+    """Return one method: formula, use, cost, parameters, variants, paper, differences."""
     facts = describe(name)
-    title = facts["title"] if facts["title"] != name else name
     summary, _, rest = facts["about"].partition("\n\n")
-    parts = [f"# {prose(title)}", _kind_line(kind, facts), prose(summary)]
+    parts = [f"# {prose(facts['title'])}", _kind_line(kind, facts), prose(summary)]
     parts += [prose(paragraph) for paragraph in rest.split("\n\n") if paragraph]
     for heading, text in (("When to use it", facts["use"]), ("Cost", _cost(facts))):
         if text:

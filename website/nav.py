@@ -3,9 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from website.methods import ABOUT
-
 from frostglass.cli.catalogue import KINDS
+from website.methods import ABOUT
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Tutorials": (
