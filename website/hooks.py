@@ -29,7 +29,8 @@ def site_pages() -> dict[str, str]:
     linked |= {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     for path in sorted(linked - set(origins)):
         if not path.startswith("docs/") and (ROOT / path).exists():
-            pages[address(path)] = file_page(path)
+            page = file_page(path)
+            pages[address(path)] = rewritten(page, path)[0] if path.endswith(".ipynb") else page
     return pages | method_pages() | {"api.md": api_page()}
 
 
