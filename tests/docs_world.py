@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 import frostglass as fg
@@ -58,10 +59,16 @@ SMALLER: dict[str, dict[str, str]] = {
 NOT_RUN = {"ray_cluster": "needs a Ray cluster; tests/slow/test_cluster.py has one"}
 
 
-def given(folder: Path) -> dict[str, Any]:
+# Pages whose code is nearly that of others.
+SLOW = ("examples/plugin/README.md", "docs/tutorial-researcher.md")
+
+
+def given(folder: Path, page: str) -> dict[str, Any]:
     """Return the names that fragments call the reader's own; folders of photos are in `folder`."""
     _write_photos(folder)
     split = _faces()
+    if page == "docs/tutorial-split-inference.md":
+        _ship(folder, split)
     module = _network(split)
     target = fg.wrap(module, classes=split.classes, image_shape=split.train.shape)
     images = split.test.floats()
@@ -101,6 +108,15 @@ def given(folder: Path) -> dict[str, Any]:
 def _faces() -> fg.Split:
     data = Faces(identities=4, images=8, public_identities=40, public_images=1)
     return fg.make_split(data, test_fraction=0.25, validation_fraction=0.25, seed=0)
+
+
+def _ship(folder: Path, split: fg.Split) -> None:
+    """Write what `frostglass protect` and `release` would have written."""
+    options: Any = {"options": {"width": 4}, "epochs": 1, "attributes": ("all",), "cut": "stage1"}
+    client, server = fg.split_model(fg.train_target(fg.Training(model="cnn", **options), split))
+    server.save(folder / "split" / "server")
+    features = client.protect(split.test.floats())
+    save_file({"features": features.contiguous()}, folder / "features.safetensors")
 
 
 def _network(split: fg.Split) -> nn.Module:

@@ -5,7 +5,7 @@ import posixpath
 import re
 from pathlib import Path
 
-from website.text import FENCED, LINK, fenced
+from website.text import FENCED, LINK, code, fenced
 
 ROOT = Path(__file__).parents[1]
 # Markdown outside of docs/, by its address on the site.
@@ -19,6 +19,7 @@ ELSEWHERE = {
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".cff": "yaml", ".yml": "yaml", ".json": "json"}
 OUTSIDE = re.compile(r"[a-z]+:")
+PIPE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")  # a code span in a table, with a pipe as GitHub wants it
 
 
 def address(path: str) -> str:
@@ -48,8 +49,13 @@ def rewritten(markdown: str, origin: str) -> tuple[str, set[str]]:
 
     parts = FENCED.split(markdown)
     for number in range(0, len(parts), 2):
-        parts[number] = LINK.sub(moved, parts[number])
+        parts[number] = PIPE.sub(_with_pipes, LINK.sub(moved, parts[number]))
     return "".join(parts), linked
+
+
+def _with_pipes(span: re.Match[str]) -> str:
+    """Return a code span whose pipes end no cell; Python-Markdown would show the backslashes."""
+    return code(span[0][1:-1].replace("\\|", "|"))
 
 
 def file_page(path: str) -> str:

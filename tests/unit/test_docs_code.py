@@ -8,39 +8,51 @@ import pytest
 import typer
 
 from docs_pages import PAGES, ROOT, blocks, pages, split
-from docs_world import NOT_RUN, SMALLER, given
+from docs_world import NOT_RUN, SLOW, SMALLER, given
 from frostglass.auditing.experiment import experiments
 from frostglass.cli.app import app
 from frostglass.cli.catalogue import KINDS
 from frostglass.hardening.cases import given_cases
 
 COMMANDS = typer.main.get_command(app)
-PYTHON = [page for page in PAGES if blocks(page, "python")]
 SPAN = re.compile(r"`(?:python -m )?(frostglass [^`]+)`", re.DOTALL)
-SETTINGS = {name: tomllib.loads((ROOT / name).read_text()) for name in ("pyproject.toml",)}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _name(page):
+    return str(page.relative_to(ROOT))
+
+
+PYTHON = [
+    pytest.param(page, id=_name(page), marks=[pytest.mark.slow] if _name(page) in SLOW else [])
+    for page in PAGES
+    if blocks(page, "python")
+]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of the reader's own, with the package of docs/extend.md and the plugin in it."""
+    """A folder of the reader's own, with the methods of the docs and the plugin in it."""
     package = tmp_path / "my_package"
     package.mkdir()
     methods = blocks(ROOT / "docs" / "extend.md", "python")[:4]
     (package / "my_module.py").write_text("\n\n".join(block.text for block in methods))
+    mine = blocks(ROOT / "docs" / "tutorial-researcher.md", "python")[0]
+    (tmp_path / "my_methods.py").write_text(mine.text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples" / "plugin" / "src")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PYTHON)
 def test_python_runs(page, folder):
     """The blocks of a page run one after the other, in a small world of the reader's."""
-    smaller = SMALLER.get(str(page.relative_to(ROOT)), {})
+    smaller = SMALLER.get(_name(page), {})
     code = [block for block in blocks(page, "python") if not any(w in block.text for w in NOT_RUN)]
     unused = [words for words in smaller if not any(words in block.text for block in code)]
     assert not unused, f"tests/docs_world.py: {page.name} has no {unused}"
-    names = given(folder) | {"__name__": "docs"}
+    names = given(folder, _name(page)) | {"__name__": "docs"}
     if page.parent.name == "plugin":
         from frostglass_noise.logit_penalty import LogitPenalty
         from frostglass_noise.random_search import RandomSearch
@@ -74,7 +86,7 @@ def parse(words):
 
 @pages()
 def test_commands_parse_and_their_files_exist(page):
-    extras = SETTINGS["pyproject.toml"]["project"]["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block in blocks(page, "sh"):
         for line in lines(block.text):

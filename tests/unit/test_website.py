@@ -96,6 +96,7 @@ def test_links_are_rewritten_for_the_site():
     assert "[e](docs/faq.md)" in moved  # code stays as it is
     assert linked == {"docs/faq.md", "docs/images/r.png", "configs/a.toml"}
     assert rewritten("[r](../README.md) [s](#here)", "docs/faq.md")[0] == "[r](index.md) [s](#here)"
+    assert rewritten("| `a [b\\|c]` |", "docs/faq.md")[0] == "| <code>a [b&#124;c]</code> |"
     assert address("notebooks/a.ipynb") == "notebooks/a.md"
 
 
