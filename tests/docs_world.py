@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from torch import nn
 
 import frostglass as fg
@@ -68,7 +67,7 @@ def given(folder: Path, page: str) -> dict[str, Any]:
     _write_photos(folder)
     split = _faces()
     if page == "docs/tutorial-split-inference.md":
-        _ship(folder, split)
+        _ship(folder)
     module = _network(split)
     target = fg.wrap(module, classes=split.classes, image_shape=split.train.shape)
     images = split.test.floats()
@@ -110,13 +109,12 @@ def _faces() -> fg.Split:
     return fg.make_split(data, test_fraction=0.25, validation_fraction=0.25, seed=0)
 
 
-def _ship(folder: Path, split: fg.Split) -> None:
+def _ship(folder: Path) -> None:
     """Write what `frostglass protect` and `release` would have written."""
-    options: Any = {"options": {"width": 4}, "epochs": 1, "attributes": ("all",), "cut": "stage1"}
-    client, server = fg.split_model(fg.train_target(fg.Training(model="cnn", **options), split))
-    server.save(folder / "split" / "server")
-    features = client.protect(split.test.floats())
-    save_file({"features": features.contiguous()}, folder / "features.safetensors")
+    experiment = fg.Experiment.parse(TINY_AUDITS["features"])
+    fg.ship(experiment, fg.Store(folder / ".frostglass"), folder / "split")
+    photos = folder / "private" / "private0"
+    fg.release_folder(folder / "split" / "client", photos, folder / "features.safetensors")
 
 
 def _network(split: fg.Split) -> nn.Module:

@@ -18,6 +18,7 @@ TINY = {
         "people = 3", "epochs = 1", "public = 20", "attack_epochs = 1", "crafting = 1",
     ],
 }  # fmt: skip
+AUDITS = ("defend_and_compare", "protect_features")  # with evaluators and controls: not fast
 SHOWN = {
     "audit_your_model": {"Images", "Prior", "Reconstructions", "Rows", "Score"},
     "defend_and_compare": {"Run", "Audit"},
@@ -51,7 +52,10 @@ def test_every_notebook_is_tested():
     assert sorted(TINY) == sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name",
+    ["audit_your_model", *(pytest.param(name, marks=pytest.mark.slow) for name in AUDITS)],
+)
 def test_a_notebook_runs_in_this_process(name, runner, tmp_path, monkeypatch):
     """A kernel takes seconds to start; the slow test below has one."""
     monkeypatch.chdir(tmp_path)
