@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test slow lint typecheck bench prior styles embedder clean
+.PHONY: install demo test slow lint typecheck bench docs notebooks prior styles embedder clean
 
 install: $(VENV)/installed
 
@@ -46,6 +46,16 @@ typecheck: install
 
 bench: install
 	@$(BIN)/python -m benchmarks
+
+# The site is in build/site; open index.html, or serve that folder to have its search.
+docs: install
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo build/site/index.html
+
+# The notebooks with their results, in build/notebooks; takes a quarter of an hour.
+notebooks: install
+	@for name in audit_your_model defend_and_compare protect_features; do \
+		$(BIN)/python notebooks/run.py notebooks/$$name.ipynb || exit 1; done
 
 prior: install
 	@$(BIN)/python examples/remake_faces_prior.py faces32

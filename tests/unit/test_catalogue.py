@@ -47,6 +47,49 @@ def test_every_parameter_has_a_type_and_a_default_that_it_takes(kind, name):
         assert method(**{one["name"]: one["default"] for one in listed}) == method()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        each
+        for each in METHODS
+        if each[0] in ("attacks", "defenses", "priors", "metrics", "threats")
+    ],
+)
+def test_a_method_says_when_to_use_it(kind, name):
+    facts = describe(name)
+    assert 10 < len(facts["use"]) < 200
+    assert facts["use"][-1] in ".?"
+    assert f"Use: {facts['use'].split()[0]}" in facts["text"]
+    assert not any(f"{section}: " in facts["about"] for section in ("Use", "Paper", "Differs"))
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_what_is_said_of_a_parameter_is_found(kind, name):
+    facts = describe(name)
+    assert set(facts["meanings"]) == {parameter["name"] for parameter in facts["parameters"]}
+
+
+def test_sections_and_meanings():
+    text = "Does it.\n\nx = y.\n\nUse: never,\n    or now.\nPaper: A, B.\nDiffers: no.\n\nMore."
+    assert catalogue.parse_sections(text) == (
+        "Does it.\n\nx = y.\n\nMore.",
+        {"Use": "never, or now.", "Paper": "A, B.", "Differs": "no."},
+    )
+    inline = "Does it.\n\nPaper: A, 1998. Differs: ReLU."
+    assert catalogue.parse_sections(inline)[1] == {"Paper": "A, 1998.", "Differs": "ReLU."}
+    arguments = "a: first,\n    of two. b: second: last.\nc, d: both.\na: base."
+    assert catalogue.parse_meanings(arguments, "abcd") == {
+        "a": "base. first, of two.", "b": "second: last.", "c": "both.", "d": "both.",
+    }  # fmt: skip
+
+
+def test_cost_is_that_of_the_defaults():
+    assert describe("gmi")["cost"].startswith("40 people × 5 candidates × 1,500 steps: 300,000")
+    assert "epochs × 8000 public images" in describe("decoder")["cost"]  # its training comes first
+    assert "1.03 times" in describe("mid")["cost"]
+    assert describe("folder")["cost"] == ""
+
+
 def test_a_docstring_is_split_into_text_and_arguments():
     facts = describe("gmi")
     assert facts["kind"] == "attack"

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from frostglass.analyses._result import Analysis, Table
 from frostglass.auditing.controls import Controls
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.products import ModelExposure
 from frostglass.auditing.results import Audit, Trial
+from frostglass.auditing.run import Run
 from frostglass.core.display import image_grid, table
 from frostglass.core.types import Reconstructions
 from frostglass.metrics.base import Rows, Score
@@ -50,6 +52,16 @@ def audit(vacuous: str = "") -> Audit:
     )  # fmt: skip
 
 
+def run() -> Run:
+    vacuous = audit("nothing <b>works</b>")
+    return Run("toy", {}, ("a", "b"), (audit(), vacuous), failed=("c: <i>broken</i>",))
+
+
+def analysis() -> Analysis:
+    table = Table("Ranks <1>", ("layer", "rank"), (("head", 3.14159265), ("body", None)))
+    return Analysis((table,), (), ("a note",))
+
+
 VIEW = tiny_target().view(["scores"])
 
 
@@ -57,6 +69,8 @@ VIEW = tiny_target().view(["scores"])
     "value",
     [
         audit(),
+        run(),
+        analysis(),
         reconstructions(),
         tiny_target(),
         tiny_prior(),
@@ -81,6 +95,33 @@ def test_html_has_the_verdict_the_scores_and_the_images() -> None:
     assert 'src="data:image/png;base64,' in html
     assert "believable" in audit()._repr_html_()
     assert "3 people × 2 images" in reconstructions()._repr_html_()
+
+
+def test_a_run_is_a_table_of_its_audits() -> None:
+    html = run()._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "<td>believable</td>" in html
+    assert "VACUOUS: nothing &lt;b&gt;works" in html
+    assert "<td>100.0 %</td>" in html
+    assert "c: &lt;i&gt;broken" in html
+    assert repr(run()) == "Run(toy: 2 audits, 1 failed)"
+
+
+def test_an_analysis_shows_its_tables() -> None:
+    html = analysis()._repr_html_()
+    assert "Ranks &lt;1&gt;" in html
+    assert "<td>3.142</td>" in html
+    assert "<td>body</td><td></td>" in html
+    assert "a note" in html
+
+
+@pytest.mark.parametrize("value", [tiny_split().train, tiny_prior()], ids=["images", "prior"])
+def test_images_and_priors_show_themselves(value) -> None:
+    assert value._repr_html_().startswith(f"<p>{value!r}</p><img alt=")
+
+
+def test_a_prior_that_needs_a_class_shows_no_image() -> None:
+    assert "<img" not in replace(tiny_prior(), condition="label")._repr_html_()
 
 
 def test_a_grid_has_a_row_per_person() -> None:

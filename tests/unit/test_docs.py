@@ -1,66 +1,22 @@
-"""The docs are true as far as a test can tell: links, lengths, commands, code and its imports."""
+"""The docs are true as far as a test can tell: links, anchors, lengths and languages of blocks.
 
-import ast
+`test_docs_code.py` runs their code, `test_website.py` builds the site.
+"""
+
 import importlib
 import re
-import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import typer
+from website.text import slug
 
-from frostglass.cli.app import app
+from docs_pages import PAGES, ROOT, pages, split
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    *(
-        ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md")
-    ),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
 COLUMNS = 100
-FENCE = re.compile(r"^ *```(\w*)$")
+LANGUAGES = {"python", "toml", "sh", "text"}
 ADDRESS = re.compile(r"(?<=\]\()[^)\s]+|https?://\S+")  # may exceed the line's length
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-# A command is named at the start of a code span or of a line in a code block.
-SPAN = re.compile(r"`(?:python -m )?frostglass ([^`\s]+)[^`]*`")
-LINE = re.compile(r"^(?:\$ )?(?:python -m )?frostglass (\S+)", re.MULTILINE)
-
-
-class Block(NamedTuple):
-    """A fenced block of a page: its language, its first line's number, its text."""
-
-    language: str
-    line: int
-    text: str
-
-
-def pages():
-    return pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-def split(page: Path) -> tuple[list[tuple[int, str]], list[Block]]:
-    """Return a page's numbered lines outside of fenced blocks, and those blocks."""
-    prose: list[tuple[int, str]] = []
-    blocks: list[Block] = []
-    block: list[str] | None = None
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        fence = FENCE.match(line)
-        if block is not None and fence:
-            blocks[-1] = blocks[-1]._replace(text="\n".join(block))
-            block = None
-        elif block is not None:
-            block.append(line)
-        elif fence:
-            block = []
-            blocks.append(Block(fence[1], number + 1, ""))
-        else:
-            prose.append((number, line))
-    assert block is None, f"{page.name}: the block at line {blocks[-1].line} is never closed"
-    return prose, blocks
 
 
 def anchors(page: Path) -> set[str]:
@@ -69,8 +25,7 @@ def anchors(page: Path) -> set[str]:
     names = set()
     for _, line in split(page)[0]:
         if heading := re.match(r"#{1,6} +(.*)", line):
-            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
-            name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+            name = slug(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]))
             names.add(f"{name}-{seen[name]}" if seen[name] else name)
             seen[name] += 1
     return names
@@ -104,42 +59,10 @@ def test_no_line_is_too_long(page):
 
 
 @pages()
-def test_every_command_exists(page):
-    commands = set(typer.main.get_command(app).commands)
-    prose, blocks = split(page)
-    named = SPAN.findall("\n".join(line for _, line in prose))
-    named += [name for block in blocks for name in LINE.findall(block.text)]
-    unknown = {name for name in named if not name.startswith("-")} - commands
-    assert not unknown, f"no such command: {sorted(unknown)}; known: {sorted(commands)}"
-
-
-@pages()
-def test_python_blocks_parse_and_import_what_exists(page):
-    for block in (block for block in split(page)[1] if block.language == "python"):
-        where = f"{page.name}, line {block.line}"
-        tree = ast.parse(block.text, filename=where)
-        aliases = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    importlib.import_module(alias.name)
-                    if alias.name == "frostglass":
-                        aliases.add(alias.asname or alias.name)
-            elif isinstance(node, ast.ImportFrom):
-                module = importlib.import_module(node.module or "")
-                missing = [each.name for each in node.names if not hasattr(module, each.name)]
-                assert not missing, f"{where}: {node.module} has no {', '.join(missing)}"
-        package = importlib.import_module("frostglass")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                known = node.value.id not in aliases or hasattr(package, node.attr)
-                assert known, f"{where}: frostglass has no {node.attr}"
-
-
-@pages()
-def test_toml_blocks_parse(page):
-    for block in (block for block in split(page)[1] if block.language == "toml"):
-        tomllib.loads(block.text)
+def test_every_block_says_its_language(page):
+    """Blocks of code are run or parsed by their language; output and pseudo-code are text."""
+    for block in split(page)[1]:
+        assert block.language in LANGUAGES, f"{page.name}, line {block.line}: {block.language!r}"
 
 
 def test_public_names_in_prose_exist():

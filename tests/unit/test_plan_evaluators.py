@@ -79,3 +79,12 @@ def test_an_embedder_is_read_once_for_all_experiments_of_a_grid(tmp_path, monkey
     _, unknown = dry_run(experiments(config), Store(tmp_path))
     assert unknown == ""
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("images", [8, 12])  # of which two, or three, are held out
+def test_the_first_images_of_blank_people_differ_in_their_attributes(images):
+    """An audit of features with one image of each person can then be estimated."""
+    split = blank_split(replace(DATA, images=images), Fractions(test=0.25, validation=0.125))
+    first = split.test.labels.diff(prepend=torch.tensor([-1])) != 0
+    assert 0 < int(split.test.attributes[first].sum()) < split.test.attributes[first].numel()
+    assert 0 < int(split.test.attributes[split.test.labels == 0][:2, 0].sum()) < 2

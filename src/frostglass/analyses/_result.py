@@ -1,9 +1,11 @@
 """What analyses return: tables of numbers, and figures of curves."""
 
+import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from frostglass.core import display
 from frostglass.core.errors import RunError
 
 Cell = str | int | float | None
@@ -84,6 +86,22 @@ class Analysis:
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Analysis({len(self.tables)} tables, {len(self.figures)} figures)"
+
+    def _repr_html_(self) -> str:
+        tables = (f"<p>{html.escape(one.title)}</p>{_html(one)}" for one in self.tables)
+        return "".join([*tables, *(f"<p>{html.escape(note)}</p>" for note in self.notes)])
+
+
+def _html(shown: Table) -> str:
+    """Return a table with numbers of four digits."""
+    rows = (
+        [f"{cell:.4g}" if isinstance(cell, float) else "" if cell is None else cell for cell in row]
+        for row in shown.rows
+    )
+    return display.table(shown.head, rows)
 
 
 def _check_finite(name: str, values: Iterable[float]) -> None:

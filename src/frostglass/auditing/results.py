@@ -89,6 +89,19 @@ class Audit(Products):
         defenses = " + ".join(d.name for d in exp.defenses) or plain
         return f"Audit({exp.attack.name} on {defenses}: {scores}; {self._verdict()})"
 
+    def _cells(self) -> tuple[str, ...]:
+        """Utility, the score that decides with its interval and baseline, and the verdict."""
+        (score, *_) = self.controls.headline
+        base = self.trial.baseline_rows.score(score.name)
+        name, value, between = score._cells()
+        return (self._utility(), name, value, between, base._cells()[1], self._verdict())
+
+    def _utility(self) -> str:
+        if "utility" in self.facts:
+            return f"MCC {self.facts['utility']['mean_mcc']:.2f}"
+        accuracy = self.target.info.get("accuracy", {}).get("test")
+        return "" if accuracy is None else f"{accuracy:.1%} accurate"
+
     def _repr_html_(self) -> str:
         rows = [
             (name, f"{score.value:.3f}", f"{score.low:.3f} to {score.high:.3f}", f"{base:.3f}")
@@ -98,4 +111,4 @@ class Audit(Products):
         ]
         header = ("metric", "value", "95 % interval", "prior-only baseline")
         images = image_tag(self.reconstructions.grid(MAX_ROWS))
-        return f"<p>{html.escape(self._verdict())}</p>{table(header, rows)}{images}"
+        return f"<p>{html.escape(repr(self))}</p>{table(header, rows)}{images}"

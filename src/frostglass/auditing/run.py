@@ -1,5 +1,6 @@
 """Many experiments as one run."""
 
+import html
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import audit
 from frostglass.auditing.results import Audit
+from frostglass.core.display import table
 from frostglass.core.duration import EXAMPLES, in_words, parse_duration
 from frostglass.core.errors import BudgetReached, ConfigError, FrostglassError, RunError
 from frostglass.store.store import Store
@@ -32,12 +34,26 @@ class Run:
     not_run: tuple[str, ...] = ()
     store: str = ""
 
+    def __repr__(self) -> str:
+        missing = f", {len(self.failed)} failed" if self.failed else ""
+        missing += f", {len(self.not_run)} not run" if self.not_run else ""
+        return f"Run({self.name}: {len(self.audits)} audits{missing})"
+
+    def _repr_html_(self) -> str:
+        header = ("audit", "utility", "score", "value", "95 % interval", "prior only", "verdict")
+        rows = [(label, *audit._cells()) for label, audit in self._audits()]
+        missing = "".join(f"<p>{html.escape(line)}</p>" for line in (*self.failed, *self.not_run))
+        return table(header, rows) + missing
+
+    def _audits(self) -> list[tuple[str, Audit]]:
+        return list(zip(self.labels, self.audits, strict=True))
+
     @property
     def vacuous(self) -> list[str]:
         """Say why audits of this run prove nothing; empty for a believable run."""
         return [
             f"{label}: {audit.controls.vacuous}"
-            for label, audit in zip(self.labels, self.audits, strict=True)
+            for label, audit in self._audits()
             if audit.controls.vacuous
         ]
 

@@ -3,14 +3,15 @@
 import dataclasses
 import inspect
 import re
+from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from frostglass.analyses.base import analyses
-from frostglass.attacks.base import attacks
+from frostglass.attacks.base import Attack, attacks
 from frostglass.auditing.experiment import Fractions, Judging
 from frostglass.core.errors import ConfigError
-from frostglass.core.method import Method
+from frostglass.core.method import AuditSize, Budget, Method
 from frostglass.core.registry import Registry, import_path, nearest
 from frostglass.data.base import datasets
 from frostglass.defenses.base import defenses
@@ -39,6 +40,10 @@ SECTIONS: dict[str, Any] = {
     "amortizer": Amortizer,
 }
 SET_BY_DATA = ("classes", "image_shape")
+# Sections of a docstring; they come after its text, each with further lines indented or not.
+SECTION = re.compile(r"(?:^|(?<=[.?!]) )(Use|Cost|Paper|Differs): ", re.MULTILINE)
+EXAMPLE = AuditSize(people=40, public=8000, classes=40)
+EXAMPLE_WORDS = "40 people, an image each, and 8,000 public images"
 PAPERS = "papers"  # tables of papers, which are no methods
 
 
@@ -96,17 +101,25 @@ def _imported(path: str) -> tuple[str, Any]:
 
 def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
     body, _ = _docstring(method)
+    about, sections = parse_sections(body)
     is_method = inspect.isclass(method) and issubclass(method, Method)
     variants = method.variants if is_method else {}
-    arguments = (_docstring(part)[1] for part in _with_bases(method))
+    listed = _parameters(method)
+    arguments = "\n".join(filter(None, (_docstring(part)[1] for part in _with_bases(method))))
     return {
         "name": name,
         "kind": kind,
         "title": (method.title if is_method else "") or name,
         "summary": _summary(method),
         "text": body.strip(),
-        "parameters": _parameters(method),
-        "arguments": "\n".join(filter(None, arguments)),
+        "about": about,
+        "use": sections.get("Use", ""),
+        "cost": sections.get("Cost", "") or _cost(method),
+        "paper": sections.get("Paper", ""),
+        "differs": sections.get("Differs", ""),
+        "parameters": listed,
+        "arguments": arguments,
+        "meanings": parse_meanings(arguments, [parameter["name"] for parameter in listed]),
         "variants": [
             {"name": variant, "why": why, "sets": dict(sets)}
             for variant, (why, sets) in variants.items()
@@ -119,6 +132,48 @@ def _docstring(method: Any) -> tuple[str, str]:
     """Split a docstring into its text and its arguments."""
     body, _, arguments = inspect.cleandoc(method.__doc__ or "").partition("\nArgs:\n")
     return body, inspect.cleandoc(arguments)
+
+
+def parse_sections(text: str) -> tuple[str, dict[str, str]]:
+    """Split the text of a docstring into what it says first, and its named sections in one line."""
+    about, *parts = SECTION.split(text)
+    sections, after = {}, []
+    for name, part in zip(parts[::2], parts[1::2], strict=True):
+        section, _, rest = part.partition("\n\n")
+        sections[name] = " ".join(section.split())
+        after += [rest] if rest.strip() else []
+    return "\n\n".join(piece.strip() for piece in (about, *after)), sections
+
+
+def parse_meanings(arguments: str, names: Sequence[str]) -> dict[str, str]:
+    """Return what a docstring says of each parameter; several may share a line or an entry."""
+    entries = re.sub(r"\n\s+", " ", arguments)
+    name = "|".join(map(re.escape, names)) or "(?!)"
+    _, *parts = re.split(rf"(?:^|(?<=\. ))((?:{name})(?:, (?:{name}))*): ", entries, flags=re.M)
+    meanings: dict[str, str] = {}
+    for heads, text in zip(parts[::2], parts[1::2], strict=True):
+        for each in heads.split(", "):
+            # What a base says comes first: a subclass adds remarks.
+            meanings[each] = " ".join([*text.split(), *meanings.get(each, "").split()])
+    return meanings
+
+
+def _cost(method: Any) -> str:
+    """Return the work of a method at its defaults in an audit of 40 people, where it says so."""
+    if not (inspect.isclass(method) and issubclass(method, Method)):
+        return ""
+    if any(parameter["required"] for parameter in _parameters(method)):
+        return ""
+    stages: list[Method] = [method()]
+    if isinstance(stages[0], Attack) and stages[0].pretraining is not None:
+        stages.insert(0, stages[0].pretraining)
+    return "; ".join(filter(None, (_work(stage.budget(EXAMPLE)) for stage in stages)))
+
+
+def _work(budget: Budget) -> str:
+    counts = ((budget.evaluations, "the attacked network"), (budget.trained, "networks it trains"))
+    shown = [f"{count:,} images through {whose}" for count, whose in counts if count]
+    return ": ".join(filter(None, [budget.description, " and ".join(shown)]))
 
 
 def _with_bases(method: Any) -> list[Any]:

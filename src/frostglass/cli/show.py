@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from frostglass.auditing.run_folder import versions
-from frostglass.cli.catalogue import KINDS, PAPERS, describe, entries
+from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, PAPERS, describe, entries
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.papers import show_table
 from frostglass.cli.run import check_device, existing, is_writable
@@ -59,6 +59,8 @@ def show_method(name: str, *, as_json: bool) -> None:
         print(json.dumps(facts, default=str))
         return
     print(f"{facts['name']} ({facts['kind']}, {facts['file']})\n\n{facts['text']}")
+    if facts["cost"] and "Cost: " not in facts["text"]:
+        print(f"\nCost at the defaults ({EXAMPLE_WORDS}): {facts['cost']}")
     if facts["parameters"]:
         print("\nParameters:")
         for one in facts["parameters"]:

@@ -25,14 +25,14 @@ def image_grid(images: Tensor, columns: int | None = None) -> Image.Image:
     return Image.fromarray(pixels.mul(255).round().byte().cpu().numpy().squeeze())
 
 
-def image_tag(image: Image.Image, scale: int = 2) -> str:
-    """Return an <img> element with the image's pixels inside."""
+def image_tag(image: Image.Image, scale: int = 2, alt: str = "reconstructions") -> str:
+    """Return an <img> element with the image's pixels inside; `alt` says what it shows."""
     data = io.BytesIO()
     image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(
         data, format="PNG"
     )
     encoded = base64.b64encode(data.getvalue()).decode()
-    return f'<img alt="reconstructions" src="data:image/png;base64,{encoded}">'
+    return f'<img alt="{alt}" src="data:image/png;base64,{encoded}">'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

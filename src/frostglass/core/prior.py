@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from frostglass.core.display import image_grid, image_tag
 from frostglass.core.errors import ConfigError
 from frostglass.core.types import Shape
 from frostglass.runtime.device import device_of
@@ -72,6 +73,13 @@ class Prior:
         name = self.info.get("method", {}).get("name", type(self.generator).__name__)
         size = "×".join(map(str, self.image_shape))
         return f"Prior({name}, latent {self.latent}, images {size})"
+
+    def _repr_html_(self) -> str:
+        if self.condition:  # nothing to show without a class or a hint
+            return f"<p>{self!r}</p>"
+        with torch.no_grad():
+            images = self.images(self.draw(*[torch.Generator().manual_seed(0)] * 16))
+        return f"<p>{self!r}</p>{image_tag(image_grid(images, columns=8), alt='draws')}"
 
     @property
     def modules(self) -> list[nn.Module]:

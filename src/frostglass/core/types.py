@@ -62,6 +62,11 @@ class Images:
         size = "×".join(map(str, self.shape))
         return f"Images({len(self):,} images of {len(self.names)} people, {size})"
 
+    def _repr_html_(self) -> str:
+        some = torch.linspace(0, len(self) - 1, min(len(self), 32)).long()
+        grid = image_grid(self.floats(some), columns=8)
+        return f"<p>{self!r}</p>{image_tag(grid, alt='images')}"
+
     @property
     def shape(self) -> Shape:
         channels, height, width = self.pixels.shape[1:]

@@ -20,6 +20,8 @@ class Accuracy(Metric):
     the reconstructions are adversarial examples, which no evaluator accepts. `target_confidence`
     is the target's probability of the attacked class on the final 8-bit images. With five classes
     or fewer, top-5 is always 1 and says nothing.
+
+    Use: in every audit of a model: the papers' attack accuracy, and whether the search converged.
     """
 
     title: ClassVar[str] = "Attack accuracy"

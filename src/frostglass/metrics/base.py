@@ -5,13 +5,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from frostglass.core.assets import Asset
+from frostglass.core.display import table
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
 from frostglass.core.pixels import ByteImages, as_bytes, images_at_once
@@ -24,6 +24,7 @@ from frostglass.runtime.freezing import frozen
 
 CHUNK = 128
 # Columns with these prefixes are shares of 1.
+HEADER = ("score", "value", "95 % interval", "people")
 SHARES = (
     *("verified", "strict", "top1", "top5", "target_"),
     *("precision", "recall", "coverage", "knowledge", "outcome_"),
@@ -62,7 +63,7 @@ class Score:
         return f"{name}: {value} ({between}), {people}"
 
     def _repr_html_(self) -> str:
-        return _html([(*self._cells(), str(len(self.values) or "all"))])
+        return table(HEADER, [(*self._cells(), len(self.values) or "all")])
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,8 @@ class Rows:
         return f"Rows: {len(self.labels)} people × {candidates} candidates: {names}"
 
     def _repr_html_(self) -> str:
-        people = str(len(self.labels))
-        rows = [(*self.score(name)._cells(), people) for name in self.columns]
-        return _html([*rows, *((*each._cells(), "all") for each in self.summaries.values())])
-
-
-def _html(rows: Sequence[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("score", "value", "95 % interval", "people"))
-    lines = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+        rows = [(*self.score(name)._cells(), len(self.labels)) for name in self.columns]
+        return table(HEADER, [*rows, *((*e._cells(), "all") for e in self.summaries.values())])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Centroid(Metric):
     square. It is below the distance to the nearest image (`distance`) for reconstructions that are
     blurred towards the person's mean.
 
+    Use: to compare with papers that report the distance to the mean feature.
     Paper: Zhang et al., The Secret Revealer (GMI), CVPR 2020, arXiv 1911.07135, "feature distance"
     (Feat Dist); BiDO and KED-MI report it too.
     """

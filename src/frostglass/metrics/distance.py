@@ -26,6 +26,7 @@ class Distance(Metric):
     the same among the embeddings of the first one, which have length 1: δ_face. It never saw the
     private people. An image in which it finds no face has the largest distance, 2.
 
+    Use: to compare with papers that report KNN or feature distances.
     Paper: Zhang et al., GMI, CVPR 2020, arXiv 1911.07135 (KNN distance); Struppek et al., Plug &
     Play Attacks, ICML 2022, arXiv 2201.12179 (δ_eval, δ_face).
 

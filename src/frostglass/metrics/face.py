@@ -31,6 +31,7 @@ class Face(Metric):
     public images. Read the value between the mean cosine of two photos of different people and
     that of two photos of one person: `reference_similarities` computes both.
 
+    Use: how alike the faces are, where yes or no says too little; required on features.
     Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented
     Representations, AAAI 2020, arXiv 1911.10143.
 

@@ -32,17 +32,18 @@ class Fid(Metric):
     more so the fewer images there are: compare it only with values of equally many images and of
     the same network.
 
-    Args:
-        inception: a file with the weights of Inception-v3, of FID's own network or torchvision's;
-            without it, features are the first evaluator's, as in BiDO.
-        normalised: divide each feature by its length first, as VMI does.
-
+    Use: to compare with papers that report FID; needs many images.
     Paper: Heusel et al., GANs Trained by a Two Time-Scale Update Rule, NeurIPS 2017,
     arXiv 1706.08500. Evaluator features: Peng et al., BiDO, KDD 2022, arXiv 2206.05483.
 
     Differs: Images are taken as they are, and not min–max stretched per image as in the code of
     KED-MI, LOMMA and PLG-MI. All reconstructions count, where LOMMA and PLG-MI take only those that
     the evaluator names correctly.
+
+    Args:
+        inception: a file with the weights of Inception-v3, of FID's own network or torchvision's;
+            without it, features are the first evaluator's, as in BiDO.
+        normalised: divide each feature by its length first, as VMI does.
     """
 
     title: ClassVar[str] = "FID"

@@ -26,18 +26,20 @@ class Knowledge(Metric):
     adversarial examples teaches nothing about real faces, so that this measure is not fooled by
     images that fool evaluators. It needs several reconstructions of each person to say much.
 
-    Args:
-        model: architecture of the surrogate.
-        epochs: of its training, without any selection: the last epoch counts.
-        batch, lr: of its training.
-        flip: mirror half of the training images.
-
+    Use: to compare with papers that report knowledge extraction; trains a network on the
+        reconstructions.
     Paper: Struppek et al., Be Careful What You Smooth For, ICLR 2024, arXiv 2310.06549 (knowledge
     extraction score); reported by Yu et al., CALoR, arXiv 2410.05814, Table 15.
 
     Differs: The surrogate, its training and the number of reconstructions are ours, and were not
     checked against the paper's: do not compare values with Table 15. The classes are the attacked
     people.
+
+    Args:
+        model: architecture of the surrogate.
+        epochs: of its training, without any selection: the last epoch counts.
+        batch, lr: of its training.
+        flip: mirror half of the training images.
     """
 
     title: ClassVar[str] = "Knowledge extraction score"

@@ -32,6 +32,7 @@ class Likeness(Metric):
     than another photo of the same person is (13.3 and 11.9 dB for 64 procedural faces of 32
     pixels).
 
+    Use: features, where there is one true image to compare with: SSIM, PSNR and FSIM.
     Paper: Wang et al., Image Quality Assessment: From Error Visibility to Structural Similarity,
     IEEE TIP 2004; Zhang et al., FSIM: A Feature Similarity Index for Image Quality Assessment,
     IEEE TIP 2011. SSIM and PSNR are reported by Xiao et al., Adversarial Learning of

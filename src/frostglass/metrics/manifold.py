@@ -20,6 +20,8 @@ class Manifold(Metric):
     it with the same column of the prior-only baseline: far above it, the attack has left the
     distribution of real images, and an evaluator's answer means little.
 
+    Use: in every audit: evaluators may be fooled by images that are no faces.
+
     Args:
         images: how many public images to compare with, spread evenly over the set.
     """

@@ -27,6 +27,7 @@ class Outcome(Metric):
     The verifier is an embedder, if the evaluators have one, else a classifier; of several the one
     that accepts most held-out private images. No reconstruction has a say in that.
 
+    Use: to tell reconstructions of the person from images that only fool the target.
     Paper: Ho et al., TL-DMI, CVPR 2024, arXiv 2405.05588, Appendix B.2: false positives, which the
     target accepts and the evaluator does not; Yu et al., CALoR, arXiv 2410.05814, Fig. 12: their
     categories.

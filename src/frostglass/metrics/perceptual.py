@@ -35,12 +35,13 @@ class Perceptual(Metric):
     True images are those of `likeness`: the attacked ones, or in an audit of a model the person's
     private training image of the least MSE.
 
+    Use: to compare with papers that report LPIPS.
+    Paper: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
+    CVPR 2018, arXiv 1801.03924.
+
     Args:
         weights: a file with the weights of torchvision's vgg16.
         linear: a file with the five learned layers of LPIPS for VGG-16.
-
-    Paper: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric,
-    CVPR 2018, arXiv 1801.03924.
     """
 
     title: ClassVar[str] = "Perceptual distance"

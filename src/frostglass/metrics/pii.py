@@ -33,6 +33,7 @@ class Pii(Metric):
     Values are of the whole set, of at most 1000 images, and depend on how many there are. Intervals
     are over people, by a jackknife.
 
+    Use: to compare with Crafter's privacy index. It does not ask whose an image is.
     Paper: Wang et al., Crafter, NDSS 2024, arXiv 2401.07205 (ε-PII).
 
     Differs: The paper estimates the distance with a critic, the largest E D(draws) - E D(

@@ -25,9 +25,7 @@ class Prdc(Metric):
     images whose B holds a reconstruction. Precision and density say how faithful reconstructions
     are, recall and coverage how much of the person's variety they show.
 
-    Args:
-        neighbours: k. Everyone needs more private images, and more reconstructions, than this.
-
+    Use: to see how varied the reconstructions of a person are.
     Paper: Kynkäänniemi et al., Improved Precision and Recall Metric, NeurIPS 2019,
     arXiv 1904.06991; Naeem et al., Reliable Fidelity and Diversity Metrics, ICML 2020,
     arXiv 2002.09797. Per class with k = 3: Struppek et al., Plug & Play Attacks, ICML 2022,
@@ -35,6 +33,9 @@ class Prdc(Metric):
 
     Differs: PPA's code takes class 0 for all classes together, and averages density over real
     images, where its definition averages over generated ones.
+
+    Args:
+        neighbours: k. Everyone needs more private images, and more reconstructions, than this.
     """
 
     title: ClassVar[str] = "Precision, recall, density, coverage"

@@ -21,6 +21,7 @@ class Top1(Metric):
     reconstruction would be taken for that person. With five people or fewer, top-5 is always 1 and
     says nothing.
 
+    Use: features, as `accuracy` on models. It is no recognition.
     Paper: Wang et al., Crafter, NDSS 2024, arXiv 2401.07205, where an identity oracle's top-1
     accuracy on reconstructions is called Eval Acc.
     """

@@ -24,6 +24,7 @@ class Verification(Metric):
     direction of the evaluator's penultimate feature, relative to the mean of public images. Unlike
     top-1, where some person must win whatever comes in, a face that is nobody's passes nowhere.
 
+    Use: in every audit: it is what "recognised" means, and the controls need it.
     Paper: the protocol of face verification; LFW's "image-restricted" test is the best known.
     Differs: none of the five papers verifies; their evaluators are classifiers of the private
     people, and report top-1.

@@ -230,7 +230,7 @@ def _batch(batch: ImageBatch, count: int) -> ImageBatch:
 def blank_split(dataset: Dataset, fractions: Any) -> Split:
     """Return a split of meta tensors, in the numbers and shapes that the dataset announces.
 
-    Everyone has equally many images, and every other image has all attributes.
+    Everyone has equally many images, and every other image of a person has all attributes.
     """
     classes, private, public = dataset.counts()
     names, shape = dataset.attribute_names(), dataset.image_shape
@@ -286,7 +286,9 @@ def _blank(
     labels: Tensor, names: tuple[str, ...], shape: Shape, key: str, attributes: tuple[str, ...]
 ) -> Images:
     count = len(labels)
-    marks = (torch.arange(count)[:, None] % 2 == 0).repeat(1, len(attributes))
+    # Alternate within a person and between people: one image of each must not be all alike.
+    place = torch.arange(count) - torch.searchsorted(labels, labels)
+    marks = ((place + labels)[:, None] % 2 == 0).repeat(1, len(attributes))
     # One image stands for all: pixels of a split are mapped, and take memory where they are read.
     one = torch.empty(1, *shape, dtype=torch.uint8, device=META)
     return Images(

@@ -92,6 +92,7 @@ class Conditional(ConvGanMethod):
     residual: class-conditional batch norm in the generator, spectral norm and projection in the
     critic. Adam's betas are (0, 0.9).
 
+    Use: the prior of `plgmi`; needs a pass of the target over the public images.
     Paper: Yuan et al., Pseudo Label-Guided Model Inversion Attack via Conditional Generative
     Adversarial Network (PLG-MI), AAAI 2023, arXiv 2302.09814; Miyato and Koyama, cGANs with
     Projection Discriminator, ICLR 2018, arXiv 1802.05637.

@@ -106,6 +106,7 @@ class Context(WassersteinMethod):
     The hint of a public image is made from itself; an attack needs the hint of each attacked
     person, a row of `Prior.hints` for every class.
 
+    Use: the attacker has a masked or blurred image of the victim.
     Paper: Zhang et al., The Secret Revealer (GMI), CVPR 2020, arXiv 1911.07135.
     Differs: the released code's Adam step is 4e-3, at which the training easily diverges, and its
     length is 100 passes over the public images. Holes are filled with the mean pixel of the public

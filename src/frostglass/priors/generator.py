@@ -79,6 +79,7 @@ class Generator(PriorMethod):
     batch, others for other latents, and gradients that agree with differences. There is no critic,
     no mapping network and no block to look into. Whom it saw in training is not known.
 
+    Use: you have a generator of such images already, in any framework that writes ONNX.
     Paper: none; this is how an attacker uses what can be downloaded.
     Differs: priors that are trained here know whose images they were trained on, and are refused if
     an attacked person is among them.

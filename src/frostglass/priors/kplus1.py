@@ -89,6 +89,7 @@ class Kplus1(ConvGanMethod):
     o_b(i) = Σ_{j≠i} exp(-‖M_ib - M_jb‖₁), and one linear layer. Adam's betas are (0.5, 0.999). The
     discriminator steps come before each generator step.
 
+    Use: the prior of `kedmi`; trained again for every model.
     Paper: Chen et al., Knowledge-Enriched Distributional Model Inversion Attacks (KED-MI), ICCV
     2021, arXiv 2010.04092; Salimans et al., Improved Techniques for Training GANs, 2016.
     Differs: feature matching is a mean absolute difference as in the released code, a squared

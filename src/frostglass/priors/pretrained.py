@@ -31,6 +31,8 @@ class Pretrained(PriorMethod):
     `faces` world at 32 pixels; `make prior` and `make styles` train them again. A prior of coloured
     images serves grey data, and the other way round.
 
+    Use: trying things on the embedded faces, or a prior that was trained and saved before.
+
     Args:
         weights: the name of an embedded prior, or the path of a `prior.safetensors`.
         resize: accept a prior that makes images of another size than the data has; they are resized

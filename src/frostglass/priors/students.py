@@ -39,6 +39,7 @@ class Students(ImitatingPrior):
     finds what the target alone knows. Mean and standard deviation of the penultimate
     features bound the logit loss, which has no bound of its own.
 
+    Use: the prior of `lomma`, and of the variants "lomma" and "subtract" of other attacks.
     Paper: Nguyen et al., Re-thinking Model Inversion Attacks Against Deep Neural Networks (LOMMA),
     CVPR 2023, arXiv 2304.01669.
     Differs: the published students start from ImageNet weights; here they start from random ones

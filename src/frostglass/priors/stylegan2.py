@@ -135,6 +135,7 @@ class Stylegan2(GanMethod):
     noise, a the mean of ‖Jᵀy‖. Images are x/2 + ½ of the network's raw ones, clamped to [0, 1],
     with constant noise. Adam's betas are (0, 0.99).
 
+    Use: real photos: convert published weights, and use `ppa`, `mirror` or `ifgmi`.
     Paper: Karras et al., Analyzing and Improving the Image Quality of StyleGAN, CVPR 2020, arXiv
         1912.04958; Karras et al., Training Generative Adversarial Networks with Limited Data (ADA),
         NeurIPS 2020, arXiv 2006.06676; Zhao et al., Differentiable Augmentation, NeurIPS 2020,

@@ -32,6 +32,7 @@ class Surrogates(ImitatingPrior):
     random crop, recolouring, mirroring and turn, by SGD whose step size falls as a cosine. A
     white-box attack on the surrogates then stands for one on the target.
 
+    Use: the prior of `lokt`.
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer (LOKT), NeurIPS
     2023, arXiv 2310.19342.
     Differs: a published epoch is 117 batches of 256, drawn at random from all images; ours is a

@@ -118,6 +118,7 @@ class Tacgan(ConvGanMethod):
     each generator step. Networks are those of PLG-MI, or of GMI; the critic's two heads are
     linear. Adam's betas are (0, 0.9).
 
+    Use: the base of `surrogates`, or alone the prior of `lokt`.
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer (LOKT), NeurIPS
     2023, arXiv 2310.19342.
     Differs: D ends in a logit, where the published one ends in a sigmoid whose cross-entropy is

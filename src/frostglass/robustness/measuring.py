@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from frostglass.core.display import table
 from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.types import Images, Target
 from frostglass.core.views import ModelView
@@ -34,11 +34,7 @@ class Table:
         return "\n".join(f"{name:<{widest}}  {rate!r}" for name, rate in self.rates.items())
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(repr(rate))}</td></tr>"
-            for name, rate in self.rates.items()
-        )
-        return f"<table>{cells}</table>"
+        return table(("threat", "rate"), ((name, repr(rate)) for name, rate in self.rates.items()))
 
 
 def measure(target: Target, images: Images, methods: Sequence[Threat], *, seed: int = 0) -> Table:

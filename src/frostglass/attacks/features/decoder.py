@@ -29,6 +29,8 @@ class Decoder(TrainedAttack):
     for plain features and does not use the encoder's weights. With `adapt` (A1) it continues with
     min ‖Dec(F*) - x‖², F* being what the device releases for public images.
 
+    Use: the first attack on features: it needs images of its own and their features, not the
+        encoder.
     Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations
         (AdvLearn), AAAI 2020, arXiv 1911.10143 (equations 1 to 3: losses); Wang et al., Crafter:
         Facial Feature Crafting against Inversion-based Identity Theft on Deep Models, NDSS 2024

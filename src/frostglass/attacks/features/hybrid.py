@@ -31,6 +31,8 @@ class Hybrid(SearchAttack):
     [0, 1] after each step. x̂ starts at Dec(F) of the decoder attack, at G(z*) of the latent attack,
     which run first, or at noise.
 
+    Use: the encoder is known, as on a device that can be taken apart; the strongest attack on plain
+        features.
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024 (appendix G).
     Differs: the appendix does not say where x̂ starts, how it is optimised, or that it is kept in

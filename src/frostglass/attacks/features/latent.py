@@ -59,6 +59,7 @@ class Latent(SearchAttack):
     min ‖G(z*) - x‖², and repeats that for `adapt_rounds`; the released features are then inverted
     with the copy. Another generator (A2) is another prior.
 
+    Use: the encoder is known and reconstructions shall stay faces; what Crafter was made against.
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024 (appendix G: the attack; E: A1 to A3; M: the amortizer).
     Differs: the published loss is one norm over a whole batch, so a row's step depends on the other

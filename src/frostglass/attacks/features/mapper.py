@@ -43,6 +43,7 @@ class Mapper(TrainedAttack):
     cosine with the person's embedding is the score. It generates no images: it shows the public
     image with the nearest embedding, a stranger who looks like the person.
 
+    Use: features of deep layers, where images look safe: it tells who it is without any image.
     Paper: Xiao et al., Adversarial Learning of Privacy-Preserving and Task-Oriented Representations
         (AdvLearn), AAAI 2020, arXiv 1911.10143 (equation 10).
     Differs: the paper does not say what M is; here maps pass strided convolutions down to 4×4 and,

@@ -34,6 +34,8 @@ class Brepmi(QueryAttack):
     target still says y there. R ← 1.3·R when Σcᵢ > 0.75·N; the point at the last growth is the
     result. It needs no gradients and no scores, so hiding those is no defense.
 
+    Use: the attacker sees labels alone. Also beside attacks by gradients, to see whether a defense
+        only hides the gradient.
     Paper: Kahla et al., Label-Only Model Inversion Attacks via Boundary Repulsion, CVPR 2022, arXiv
         2203.01925.
     Differs: published loops end only after `patience`, which rejected moves do not count for, so

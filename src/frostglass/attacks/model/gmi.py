@@ -26,6 +26,8 @@ class Gmi(AugmentedDescent):
     L(z) = (λ · loss(T(G(z)), y) - w · D(G(z))) / B; v ← μv - ηg, z ← z - μv_old + (1 + μ)v, then z
     is clamped to [-c, c].
 
+    Use: the first attack of an audit with weights, on any generator; `variant = "margin"` is the
+        usual choice.
     Paper: Zhang et al., The Secret Revealer, CVPR 2020, arXiv 1911.07135.
     Differs: the published losses are means over a batch, so the step of one latent depends on how
         many share its batch; here the batch size is the constant `coupling` and latents are

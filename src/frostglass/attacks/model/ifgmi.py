@@ -110,6 +110,8 @@ class Ifgmi(Ppa):
     and h_i are projected onto the L1 balls ‖w - w⁰‖₁ ≤ r_i, ‖h_i - h_i⁰‖₁ ≤ r_i around the stage's
     start.
 
+    Use: the weights are released and there is a StyleGAN2 of such faces; the strongest attack on
+        the embedded faces.
     Paper: Qiu et al., A Closer Look at GAN Priors: Exploiting Intermediate Features for Enhanced
         Model Inversion Attacks, ECCV 2024, arXiv 2407.13863.
     Differs: the published code enters a later block with an empty image, so that all that earlier

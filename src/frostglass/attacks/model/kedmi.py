@@ -26,6 +26,7 @@ class Kedmi(Descent):
     its class logits); a plain critic serves too. The result is `draws` fresh images of the
     distribution.
 
+    Use: to compare with the tables of BiDO and TL-DMI. Its prior is trained again for every model.
     Paper: Chen et al., Knowledge-Enriched Distributional Model Inversion Attacks, ICCV 2021, arXiv
         2010.04092.
     Differs: s is clamped to [-10, 4], because long schedules would let it diverge. The published

@@ -31,6 +31,7 @@ class Known(WrappedAttack):
     images, and trains the classifier on public images with the settings of `[embedder]`. The
     prior-only baseline knows the attribute too.
 
+    Use: an audit of `decoys` where the attacker knows something about the person, such as glasses.
     Paper: none; our attack on a class that was trained on decoys besides its person: decoys that
         differ in what an acquaintance knows are no crowd to hide in.
 

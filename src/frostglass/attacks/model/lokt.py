@@ -36,6 +36,8 @@ class Lokt(Plgmi):
     published attack; `tacgan` alone has the head of its critic as the only surrogate, the paper's
     C ∘ D.
 
+    Use: the attacker sees labels alone and may ask for many of them before the search; compare it
+        with `brepmi` at equal queries.
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer, NeurIPS 2023,
         arXiv 2310.19342.
     Differs: nothing is ranked in the published code, which returns all five seeds. As in PLG-MI, a

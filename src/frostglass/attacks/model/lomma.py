@@ -31,6 +31,8 @@ class Lomma(AugmentedDescent):
     a draw around it), which bounds the unbounded logit. Students imitate the target on public
     images, so that fooling the target alone is not enough; both come with the `students` prior.
 
+    Use: the weights are released and the public images can teach students; the stronger form of GMI
+        and KED-MI.
     Paper: Nguyen et al., Re-thinking Model Inversion Attacks Against Deep Neural Networks, CVPR
         2023, arXiv 2304.01669.
     Differs: the paper draws p from N(μ, σ²) and uses the squared norm; its code draws p, overwrites

@@ -28,6 +28,7 @@ class Members(WrappedAttack):
     k mod (m + 1) as `base` inverts a class, against all other units. Images are ranked by the
     margin of the class. On a model with an ordinary head this is the base.
 
+    Use: an audit of `decoys` by an attacker who has the weights; what several guesses find.
     Paper: none; our attack on decoys.
 
     Args:

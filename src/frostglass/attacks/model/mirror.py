@@ -47,6 +47,8 @@ class Mirror(StyleDescent):
     `box` standard deviations of the mean p of the pool. The step size grows over the first 5 % of
     the steps and falls over the last 25 %; that of the last step is 0.
 
+    Use: the weights are released and there is a StyleGAN2 of such faces; beside `ppa`, because it
+        stays among usual styles.
     Paper: An et al., MIRROR: Model Inversion for Deep Learning Network with High Fidelity, NDSS
         2022.
     Differs: the published result is the iterate with the smallest loss of the whole batch, one step

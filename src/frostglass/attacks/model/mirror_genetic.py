@@ -35,6 +35,7 @@ class MirrorGenetic(QueryAttack):
     coordinates is moved by up to 0.1 standard deviations of p, the style before the last activation
     of the mapping network; and w is clamped to the box of `mirror`.
 
+    Use: the attacker sees scores and no gradients, as behind an interface.
     Paper: An et al., MIRROR: Model Inversion for Deep Learning Network with High Fidelity, NDSS
         2022.
     Differs: the published crossover takes the first parent with probability f₁ / (f₁ + f₂), f = ln

@@ -31,6 +31,7 @@ class Modes(WrappedAttack):
     largest mean cosine to the rest of its cluster, is one guess. If there are fewer clusters than
     `keep`, the other images follow in the order of the base.
 
+    Use: a class may hold several people, as with `decoys`, and the attacker has several guesses.
     Paper: none; our attack on a class that was trained on decoys besides its person, where single
         searches end at one of several people.
 

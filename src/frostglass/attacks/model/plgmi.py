@@ -25,6 +25,8 @@ class Plgmi(Descent):
     L(z) = Σ over `shown` independent views v of loss(T(v(G(z, y))), y), where v crops, recolours,
     mirrors and turns the image. The `conditional` prior must be fitted to each target anew.
 
+    Use: to compare with CALoR's tables, where it is among the strongest. Its prior is trained again
+        for every model.
     Paper: Yuan et al., Pseudo Label-Guided Model Inversion Attack via Conditional Generative
         Adversarial Network, AAAI 2023, arXiv 2302.09814.
     Differs: any prior is accepted, also one that takes no label. The views are one affine sampling

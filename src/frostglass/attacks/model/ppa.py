@@ -41,6 +41,8 @@ class Ppa(StyleDescent):
     the highest mean p_y. Search: L(w) = weight · loss(T(crop(G(w))), y), one random crop a step.
     Kept: those with the highest mean p_y over `trials` random crops, stretched and mirrored.
 
+    Use: the weights are released and there is a StyleGAN2 of such faces; the usual attack on images
+        of 224 pixels.
     Paper: Struppek et al., Plug & Play Attacks, ICML 2022, arXiv 2201.12179.
     Differs: draws are scored once for all people, where the published code scores them again for
         each. Each candidate has crops of its own; published is one a step for the whole batch. A

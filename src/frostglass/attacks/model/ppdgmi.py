@@ -49,6 +49,8 @@ class Ppdgmi(GroupedAttack):
     are the real ones. Neither the prior nor the target is changed. Latents of the result are those
     of the copies, which are not kept.
 
+    Use: to see whether another attack gains from a generator that is tuned to its results; costs a
+        training for each person.
     Paper: Peng et al., Pseudo-Private Data Guided Model Inversion Attacks, NeurIPS 2024, OpenReview
         pyqPUf36D2.
     Differs: φ are layers of VGG-16 in the published code, here those of an embedder of public

@@ -27,6 +27,7 @@ class Repel(ChainedAttack):
     same person and 0 from a cosine of 0 on; unlike the cosine, it has a gradient near f too. The
     searches of one round do not repel one another.
 
+    Use: as `modes`, where searches from many starts all end at the same person.
     Paper: none; our attack on a class that was trained on decoys besides its person.
 
     Args:

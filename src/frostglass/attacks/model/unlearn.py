@@ -53,6 +53,7 @@ class Unlearn(ChainedAttack):
     The copy is trained for one person and chain at a time, always from the target's weights: what
     is found for a person does not depend on whom else is attacked. Starts are those of the target.
 
+    Use: as `repel`, where keeping away in images is not enough; costs a training for each round.
     Paper: none; our attack on a class that was trained on decoys besides its person.
 
     Args:

@@ -33,6 +33,8 @@ class Vmi(Descent):
     takes the style of its own z_ℓ, all made of the same noise; KL is then the mean over the layers
     for a flow or a mixture, their sum for a Gaussian, as the published code has it.
 
+    Use: to compare with BiDO's and TL-DMI's tables of VMI, or to see how varied the accepted images
+        are.
     Paper: Wang et al., Variational Model Inversion Attacks, NeurIPS 2021, arXiv 2201.10787.
     Differs: published on a StyleGAN2 or a DCGAN; any prior serves here. People are searched side by
         side, each with a distribution of its own. Every coordinate of the flow comes from the given

@@ -41,6 +41,8 @@ class Crafter(Crafting):
     of ‖∂L/∂z‖ at z*, before and after; `terms` of the last step and the `fewest_terms` of any
     image.
 
+    Use: features that leave a device whose network must stay as it is; needs a generator and time
+        for each image.
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024, arXiv 2401.07205.
     Differs: the paper's L is an unsquared norm; the code searches z* with 100 times that norm over

@@ -46,6 +46,9 @@ class AdvLearn(DecoderDefense):
     against a critic D if μ1 > 0. Both take turns. The decoder is discarded afterwards: an audit
     trains new ones. A network that withstands this decoder need not withstand a stronger one.
 
+    Use: features that leave a device, where the network may be trained; a baseline. Audit it with
+        attackers who adapt.
+    Cost: not measured; a decoder is trained beside the network, and a fresh one after it.
     Paper: Xiao, Tsai, Sohn, Chandraker, Yang, Adversarial Learning of Privacy-Preserving and
         Task-Oriented Representations, AAAI 2020, arXiv 1911.10143.
     Differs: equations 7 and 8 average over private images for both networks; figure and text train

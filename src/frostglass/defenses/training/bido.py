@@ -40,6 +40,10 @@ class Bido(Defense):
     after training (`dependence`). The analysis `layer_dependence` shows the undefended model of a
     config beside it, and `Bido().dependence(target, images)` measures any network the same way.
 
+    Use: a baseline of the papers. On the embedded faces HSIC hid nobody, and COCO cost 23 points of
+        accuracy.
+    Cost: an epoch takes 1.15 times as long with HSIC, 1.11 with COCO (a small `cnn`; less on larger
+        networks).
     Paper: Peng et al., Bilateral Dependency Optimization: Defending Against Model-inversion
         Attacks, KDD 2022, arXiv 2206.05483.
     Differs: the published weights belong to what the published code computes, normalised HSIC and

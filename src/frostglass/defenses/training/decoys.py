@@ -53,6 +53,9 @@ class Decoys(Defense):
     something about the person, find them more often (attack `members` lists all m + 1), and the
     model calls the decoys y. Decoys of another population or camera are no crowd to hide in.
 
+    Use: photos of many other people are at hand that nobody else has, and the first guess matters
+        more than many guesses.
+    Cost: an epoch has (m + 1) / 3 times as many images, or as `per_epoch` says.
     Paper: none; a method of Frostglass, after k-anonymity (Sweeney 2002).
     Differs: k-anonymity hides a record among k that are all in the data; here k - 1 of them are
         added for that purpose.

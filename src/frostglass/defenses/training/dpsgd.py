@@ -152,6 +152,9 @@ class Dpsgd(Defense):
     is (ε, δ)-private towards adding or removing one training image: a guarantee about membership.
     About inversion it guarantees nothing, and a person with k images has only (about) k ε.
 
+    Use: a bound on what single training images change is asked for; costs much accuracy and does
+        not bound inversion itself.
+    Cost: an epoch takes 2.10 times as long (a small `cnn`).
     Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, arXiv 1607.00133;
         Opacus, arXiv 2109.12298.
     Differs: any optimiser follows, not only SGD. The clip factor is Opacus's S / (|g_i| + 1e-6).

@@ -24,6 +24,8 @@ class Midre(Defense):
     a ~ U(low, high) of the area, of the image's own proportions, anywhere inside. The loss and the
     network stay as they are, and the trained network takes whole images.
 
+    Use: a recipe that must keep its network and its loss.
+    Cost: not measured; images are changed, and nothing else is added.
     Paper: Tran, Nguyen et al., Random Erasing vs. Model Inversion: A Promising Defense or a False
         Hope?, TMLR 2025, arXiv 2409.01062.
     Differs: the published code erases squares, of images that are square; a box of the image's

@@ -87,6 +87,9 @@ class Ssd(Defense):
     that need scores (`mirror_genetic`) or labels (`brepmi`). The accuracy of the target is that of
     the changed answers.
 
+    Use: only answers leave, and the trained network must stay as it is; no help once the weights
+        are known.
+    Cost: none in training; a look-up for each answer.
     Paper: Zhuang et al., Stealthy Shield Defense: A Conditional Mutual Information-Based Approach
         against Black-Box Model Inversion Attacks, ICLR 2025.
     Differs: the draw is a function of the scores' bits instead of a new one at every query, so that

@@ -177,6 +177,8 @@ class Tiprdc(Defense):
     neighbour in the batch. One step each on every batch, in that order. FE is the network up to
     target.cut. It is then frozen, and the layers after it learn the task.
 
+    Use: features that leave a device before the task is known.
+    Cost: not measured; estimators of two kinds of information are trained beside the network.
     Paper: Li et al., TIPRDC: Task-Independent Privacy-Respecting Data Crowdsourcing Framework for
         Deep Learning with Anonymized Intermediate Representations, KDD 2020, arXiv 2005.11480;
         with people as the private attribute as a baseline in Wang et al., Crafter, NDSS 2024.

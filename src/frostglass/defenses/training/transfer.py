@@ -36,6 +36,9 @@ class Transfer(Defense):
     new head, freezes the layers before the boundary and trains the rest on private images. The
     boundary is the only parameter of its strength.
 
+    Use: public images of another domain are at hand. Frozen layers that know faces hid nobody here.
+    Cost: an epoch takes 0.64 times as long with half of the modules frozen (a small `cnn`); the
+        first stage comes on top.
     Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help?, CVPR 2024,
         arXiv 2405.05588.
     Differs: the published code freezes up to and including the given index, leaves the stem of IR

@@ -26,6 +26,8 @@ class TrapMid(Defense):
     `facts`: `trapdoor_success` is the share of public images that are called y' with the trigger
     of y'.
 
+    Use: a network that is trained long enough to learn its triggers: read `trapdoor_success` first.
+    Cost: an epoch takes about 5 times as long: two more networks' passes a step.
     Paper: Liu, Chen, Trap-MID: Trapdoor-based Defense against Model Inversion Attacks, NeurIPS
         2024, arXiv 2411.08460.
     Differs: the objective is divided by 1 - β, so that it can be combined with other losses. The

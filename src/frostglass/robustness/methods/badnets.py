@@ -16,6 +16,7 @@ from frostglass.robustness.base import Backdoor, threats
 class Badnets(Backdoor):
     """BadNets: the trigger is a black and white chequered patch in the lower right corner.
 
+    Use: the usual backdoor; is a defended model easier to poison?
     Paper: Gu et al., BadNets, 2017, arXiv 1708.06733; used by CALoR, Appendix F, at 1 % poisoning.
     Differs: the size and pattern of CALoR's patch are not known here. Poisoned images are flipped
         and shifted in training as all others are: half of them have the patch on the left.

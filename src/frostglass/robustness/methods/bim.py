@@ -14,6 +14,7 @@ class Bim(IteratedSteps):
 
     x ← clip(x + α · sign(∇ loss(T(x), y))) to [x₀ - ε, x₀ + ε] and [0, 1], from x₀ on.
 
+    Use: to compare with CALoR's Table 16; PGD is the stronger test.
     Paper: Kurakin et al., Adversarial Examples in the Physical World, ICLR workshop 2017,
         arXiv 1607.02533; used by CALoR, Appendix F.
     Differs: the paper steps by one level of 255 and chooses the number of steps by ε; `step_size`

@@ -16,6 +16,7 @@ from frostglass.runtime.seeding import generator_for
 class Blended(Backdoor):
     """Blended injection: x' = (1 - ratio) · x + ratio · pattern, with a random pattern.
 
+    Use: a backdoor whose trigger covers the whole image.
     Paper: Chen et al., Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning,
         2017, arXiv 1712.05526; used by CALoR, Appendix F, at 1 % poisoning.
     Differs: of the paper's two patterns, a cartoon and random pixels, this is the second, drawn

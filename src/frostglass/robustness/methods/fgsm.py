@@ -17,6 +17,7 @@ class Fgsm(SignSteps):
 
     x' = clip(x + ε · sign(∇ loss(T(x), y))); targeted: x' = clip(x - ε · sign(∇ loss(T(x), t))).
 
+    Use: a first look, one gradient an image; no evidence of robustness.
     Paper: Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015,
         arXiv 1412.6572; used by CALoR, Appendix F.
     """

@@ -25,6 +25,7 @@ class OnePixel(Evasion):
     g_a + 0.5 (g_b - g_c) of three different members, which replaces it if it lowers p_y (targeted:
     raises p_t). The search of an image stops when its class changes (to t).
 
+    Use: an attacker with scores alone, and a check for masked gradients.
     Paper: Su et al., One Pixel Attack for Fooling Deep Neural Networks, IEEE TEVC 2019,
         arXiv 1710.08864; used by CALoR, Appendix F.
     Differs: the paper stops at 5 % of the true class or 90 % of t; the class decides here, so that

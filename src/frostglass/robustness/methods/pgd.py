@@ -17,6 +17,7 @@ class Pgd(IteratedSteps):
 
     x ← clip(x + α · sign(∇ loss(T(x), y))) to [x₀ - ε, x₀ + ε] and [0, 1], from x₀ + U(-ε, ε) on.
 
+    Use: the usual test of adversarial examples.
     Paper: Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018,
         arXiv 1706.06083; used by CALoR, Appendix F.
     Differs: one random start. `step_size` and `steps` are those of common libraries, 2/255 and 10;
