@@ -14,7 +14,7 @@ from frostglass.auditing.config_file import read_config
 from frostglass.report import build
 from frostglass.report.build import build_report
 from frostglass.report.charts import SHAPES, Mark, track
-from frostglass.report.load import Measured
+from frostglass.report.facts import Measured
 from frostglass.report.text import number, toml
 from pages import Page, assert_self_contained, plain
 from run_folders import BROKEN, DEFENDED, FAILED, make_run

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save
 
 from frostglass.auditing.controls import Controls, worst_identities
+from frostglass.auditing.model_file import model_file
 from frostglass.auditing.private_facts import attributes_of_people
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
-from frostglass.auditing.model_file import model_file
 from frostglass.auditing.run import Run
 from frostglass.auditing.run_record import record_run
 from frostglass.auditing.trusted import deciding_evaluator, exclusions

@@ -120,4 +120,3 @@ def fixed_before(recorded: str, attacks: Sequence[Path]) -> bool:
     times = [finished_at(folder) for folder in attacks]
     # Times of one format in UTC: their order is that of the texts.
     return bool(recorded) and all(time and recorded <= time for time in times)
-

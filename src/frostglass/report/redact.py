@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from frostglass.report.charts import redacted
-from frostglass.report.load import AuditRows, Run, parsed
+from frostglass.report.facts import parsed
+from frostglass.report.load import AuditRows, Run
 from frostglass.training.settings import PUBLIC
 
 # Values of these keys are words of the package or of the data's table, never people.

@@ -24,8 +24,9 @@ from frostglass.report.entry import (
     rank,
     strongest,
 )
+from frostglass.report.facts import RunFacts, Utility
 from frostglass.report.labels import accuracy_images, known
-from frostglass.report.load import Run, RunFacts, Utility
+from frostglass.report.load import Run
 from frostglass.report.text import Kind, listed, spoken
 
 Tried = Literal["tried", "vacuous", "missing", "needless"]

@@ -5,7 +5,7 @@ import torch
 from frostglass.metrics._lda import lda_chance
 from frostglass.report import parts
 from frostglass.report.entry import Entry, strongest
-from frostglass.report.load import Utility
+from frostglass.report.facts import Utility
 from frostglass.report.panels import common
 from frostglass.report.panels.measures import measures_sections
 from frostglass.report.recognition import rate
