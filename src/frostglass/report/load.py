@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from frostglass.auditing.run_folder import NUMBERS, RUN_FORMAT
+from frostglass.auditing.thresholds import Thresholds
 from frostglass.core.errors import DataError, StoreError
 from frostglass.core.parameters import problems
 from frostglass.report.facts import (
@@ -44,13 +45,17 @@ class AuditRows:
 
 @dataclass(frozen=True)
 class Run:
-    """One run's files, checked against each other; `document` is its run.json as it is."""
+    """One run's files, checked against each other; `document` is its run.json as it is.
+
+    `redacted`: without names and faces. `shown`: whether a page has images of it.
+    """
 
     document: dict[str, Any]
     facts: RunFacts
     rows: tuple[AuditRows, ...]
     images: Mapping[str, Tensor]
     redacted: bool = False
+    shown: bool = True
 
 
 def read_run(folder: Path) -> Run:
@@ -81,9 +86,19 @@ def read_run(folder: Path) -> Run:
     except ValidationError as error:
         text = problems(error)[0][:160]
         raise DataError(f"{path} is damaged ({text}): run again to write it anew") from None
+    _check_people(path, facts)
     _check_scores(path, facts)
     images = _images(folder / "images.safetensors", facts)
     return Run(document, facts, _rows(folder / "rows.csv", facts, images), images)
+
+
+def _check_people(path: Path, facts: RunFacts) -> None:
+    counts = {len(values) for values in facts.attributes.values()}
+    if counts - {len(facts.identities)}:
+        raise DataError(f"{path}: its attributes are about other people: run again")
+    known = {field.name for field in fields(Thresholds)}  # type: ignore[arg-type]
+    if facts.thresholds and not set(facts.thresholds.limits) <= known:
+        raise DataError(f"{path} has thresholds that this version does not know: run again")
 
 
 def _check_scores(path: Path, facts: RunFacts) -> None:

@@ -27,7 +27,9 @@ def without_names_and_faces(runs: Sequence[Run]) -> list[Run]:
             for each in run.rows
         )
         images = {name: redacted(pixels) for name, pixels in run.images.items()}
-        result.append(Run(document, parsed(document), rows, images, redacted=True))
+        # Rates by attribute need them; what is written does not have them.
+        facts = parsed(document | {"attributes": run.facts.attributes})
+        result.append(Run(document, facts, rows, images, redacted=True))
     return result
 
 
@@ -41,8 +43,10 @@ def _hidden_document(hide: Callable[[str], str], document: Mapping[str, Any]) ->
             # What defenses report is about layers and numbers; only the recipe may name files.
             recipe = _hidden_method(hide, plain["training"]["recipe"])
             audit["training"] = plain["training"] | {"recipe": recipe}
+    # Attributes of each person may tell who it is.
     return hidden | {
-        part: _everywhere(hide, document[part], keys=True) for part in ("settings", "data")
+        "attributes": {},
+        **{part: _everywhere(hide, document[part], keys=True) for part in ("settings", "data")},
     }
 
 

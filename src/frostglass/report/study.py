@@ -176,6 +176,14 @@ class Study:
         return all(subject.vacuous for subject in self.subjects)
 
     @property
+    def redacted(self) -> bool:
+        return any(run.redacted for run in self.runs)
+
+    @property
+    def shows_images(self) -> bool:
+        return all(run.shown for run in self.runs)
+
+    @property
     def weak_embedder(self) -> bool:
         """Does the embedder hardly tell people apart? Then no similarity means anything."""
         if self.surface == "model":
@@ -234,6 +242,11 @@ class Study:
     def failed(self) -> list[str]:
         """Audits that are missing, and why."""
         return list(dict.fromkeys(reason for run in self.runs for reason in run.facts.failed))
+
+    @property
+    def partial(self) -> bool:
+        """Is an audit of these runs missing?"""
+        return bool(self.failed or self.not_run)
 
     @property
     def untried(self) -> dict[str, str]:
