@@ -15,7 +15,7 @@ from frostglass.auditing.run import Run, run_all, within
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
-from frostglass.cli.tables import print_advice, print_costs, print_scores
+from frostglass.cli.tables import print_advice, print_answers, print_costs, print_scores
 from frostglass.cli.workers import Spread
 from frostglass.core.errors import BudgetReached, ConfigError, RunError
 from frostglass.plan.cheaper import cheaper
@@ -47,6 +47,7 @@ def run_settings(
     threads: int | None,
     spread: Spread,
     redact: bool,
+    images: bool = True,
     time_budget: str | None = None,
 ) -> None:
     """Run a config, write its run folder and report, print the scores."""
@@ -58,10 +59,12 @@ def run_settings(
         steps = Store(store, listener=listener, devices=spread.devices)
         with spread.over(steps, chosen, threads):
             result = run_all(settings, steps, time_budget=time_budget)
-    conclude(result, folder, store, as_json=as_json, redact=redact)
+    conclude(result, folder, store, as_json=as_json, redact=redact, images=images)
 
 
-def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool) -> None:
+def conclude(
+    result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool, images: bool = True
+) -> None:
     """Write and print a run; raise if an audit failed, proves nothing or was not run."""
     try:
         write_run(result, folder)
@@ -70,12 +73,15 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
             f"cannot write {folder} ({error.strerror}): the results are in {store}; give another "
             "--out"
         ) from error
-    page = build_report([folder], folder / "report.html", redact=redact)
+    page = build_report([folder], folder / "report.html", redact=redact, images=images)
     facts = summary(result)
+    written = json.loads(page.with_suffix(".json").read_bytes())["answers"]
+    answers = [each for study in written for each in study["thresholds"]]
     if as_json:
-        print(json.dumps(facts | {"report": str(page)}))
+        print(json.dumps(facts | {"report": str(page)} | ({"answers": answers} if answers else {})))
     else:
         print_scores(facts)
+        print_answers(answers)
         print(f"report: {page}")
     failures = [f"FAILED: {reason}" for reason in result.failed]
     failures += [f"VACUOUS: {reason}" for reason in result.vacuous]
@@ -88,10 +94,10 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
 
 
 def report_runs(
-    runs: list[Path], out: Path, store: Path | None, *, redact: bool, as_json: bool
+    runs: list[Path], out: Path, store: Path | None, *, as_json: bool, **look: Any
 ) -> None:
     """Write a report; raise after that if a run differs from the store that made it."""
-    path = build_report(runs, out, redact=redact, store=store)
+    path = build_report(runs, out, store=store, **look)
     origins = json.loads(path.with_suffix(".json").read_bytes())["origins"]
     print(json.dumps({"report": str(path), "origins": origins}) if as_json else path)
     if differing := [each["text"] for each in origins if each["status"] == "differs"]:

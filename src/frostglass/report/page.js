@@ -3,10 +3,11 @@
 const each = (selector, act) => document.querySelectorAll(selector).forEach(act);
 const view = document.getElementById("view");
 const enlarge = (image) => {
-  const shown = view.querySelector("img");
+  const shown = document.createElement("img");
+  const text = document.createElement("p");
   shown.src = image.src;
-  shown.alt = image.alt;
-  view.querySelector("p").textContent = image.alt;
+  shown.alt = text.textContent = image.alt;
+  view.replaceChildren(shown, text);
   view.showModal();
 };
 each(".faces img, .closest img", (image) => {

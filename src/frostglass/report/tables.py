@@ -87,7 +87,7 @@ FORMATS: dict[str, tuple[str, Callable[[PlainTable], str]]] = {
 def formatted(table: PlainTable, form: str) -> str:
     """Return a table in a format; refuse one that is not known."""
     if form not in FORMATS:
-        raise ConfigError(f"table: expected {', '.join(FORMATS)}, got {form!r}")
+        raise ConfigError(f"table: expected markdown, csv or latex, got {form!r}")
     return FORMATS[form][1](table)
 
 
