@@ -1,6 +1,7 @@
 """Headless Chromium for tests of a page, driven through its debugging pipe."""
 
 import base64
+import fcntl
 import json
 import os
 import re
@@ -113,21 +114,27 @@ def pages_of(pdf: bytes) -> int:
 @contextmanager
 def browser(profile: Path) -> Iterator[Tab]:
     """Start Chromium with a fresh profile; end it afterwards."""
-    ours, theirs = os.pipe(), os.pipe()
-    # It reads commands from descriptor 3 and writes answers to 4.
-    command = f'exec "$0" "$@" 3<&{ours[0]} 4>&{theirs[1]}'
+    (commands, send), (receive, answers) = os.pipe(), os.pipe()
+    # High numbers, because the browser's own, 3 and 4, may be in use here.
+    ends = [fcntl.fcntl(each, fcntl.F_DUPFD, 20) for each in (commands, answers)]
+
+    def connect() -> None:
+        for number, end in enumerate(ends, 3):
+            os.dup2(end, number)
+
     process = subprocess.Popen(
-        ["/bin/sh", "-c", command, str(program()), *OPTIONS, f"--user-data-dir={profile}"],
-        pass_fds=(ours[0], theirs[1]),
+        [str(program()), *OPTIONS, f"--user-data-dir={profile}"],
+        preexec_fn=connect,
+        pass_fds=(3, 4),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.close(ours[0])
-    os.close(theirs[1])
+    for end in (commands, answers, *ends):
+        os.close(end)
     try:
-        yield Tab(ours[1], theirs[0])
+        yield Tab(send, receive)
     finally:
         process.terminate()
         process.wait(20)
-        os.close(ours[1])
-        os.close(theirs[0])
+        os.close(send)
+        os.close(receive)

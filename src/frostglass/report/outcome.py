@@ -89,7 +89,8 @@ def answers(study: Study, distrusted: Collection[str] = ()) -> list[Answer]:
 
 
 def _answer(study: Study, subject: Subject, distrusted: Collection[str]) -> Answer | None:
-    fixed = [entry.run.facts.thresholds for entry in subject.entries]
+    # Of all runs: those with the same audits share them, and the first would win unnoticed.
+    fixed = [run.facts.thresholds for run in study.runs]
     known = [each for each in fixed if each is not None]
     if not known:
         return None

@@ -6,7 +6,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-MAX_COLUMNS = 12  # beside the first, that fit a page
+MAX_COLUMNS = 10  # beside the first, that fit a page
 Status = Literal["ok", "look", "fail", "void"]
 TAGS: dict[Status, str] = {
     "ok": "✓ pass",
