@@ -60,7 +60,7 @@ class Thresholds:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def problems(self, surface: Surface) -> list[str]:
         """List limits that cannot be measured on a surface."""

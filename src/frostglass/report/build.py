@@ -140,7 +140,7 @@ def arranged(
 
 def document_of(report: Report) -> dict[str, Any]:
     """Return the JSON beside a page; report.schema.json describes it."""
-    document = {
+    document: dict[str, Any] = {
         "format": RUN_FORMAT,
         "redacted": report.redacted,
         "images": report.images,

@@ -96,7 +96,7 @@ def _check_people(path: Path, facts: RunFacts) -> None:
     counts = {len(values) for values in facts.attributes.values()}
     if counts - {len(facts.identities)}:
         raise DataError(f"{path}: its attributes are about other people: run again")
-    known = {field.name for field in fields(Thresholds)}  # type: ignore[arg-type]
+    known = {field.name for field in fields(Thresholds)}
     if facts.thresholds and not set(facts.thresholds.limits) <= known:
         raise DataError(f"{path} has thresholds that this version does not know: run again")
 

@@ -90,7 +90,7 @@ def file_of(subject: Subject) -> tuple[str, str]:
 
 
 def files_table(study: Study) -> parts.Table:
-    rows = [
+    rows: list[list[parts.Cell | str]] = [
         [parts.named_cell(subject.label), *(Markup("<code>{}</code>").format(text or "–")
          for text in file_of(subject))]
         for subject in study.subjects
@@ -151,7 +151,7 @@ def checks_section(study: Study, distrusted: Collection[str]) -> list[parts.Sect
     found = answers(study, distrusted)
     if len(rows(found)) <= MAX_CHECKS:
         return []
-    each = [
+    each: list[list[parts.Cell | str]] = [
         [answer.subject, parts.Cell("", answer.reasons, STATUS[answer.outcome], answer.outcome)]
         for answer in found
     ]
