@@ -13,6 +13,7 @@ from frostglass.auditing.thresholds import (
     THRESHOLDS,
     Thresholds,
     fixed_before,
+    other_thresholds,
     record_thresholds,
 )
 from frostglass.core.errors import ConfigError
@@ -25,7 +26,7 @@ FEATURES = {"target": {"cut": "stage1", "attributes": ["all"]}, "attack": {"name
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({}, r"expected a limit of the leak, max_first, max_any, max_recognised or max_similarity"),
+        ({}, r"thresholds\.max_first: expected it or another limit of the leak \(max_any, max_rec"),
         ({"min_accuracy": 0.9}, r"thresholds.* got none: add one, or remove \[thresholds\]"),
         (
             {"max_first": 0.3, "max_any": 0.2},
@@ -73,6 +74,8 @@ def test_thresholds_keep_their_first_time(tmp_path):
     assert record_thresholds(tmp_path / "store", "demo", Thresholds(max_first=0.2)) > first
     assert record_thresholds(tmp_path / "store", "other", limits) > first
     assert record_thresholds(tmp_path / "store", "demo", None) == ""
+    assert other_thresholds(tmp_path / "store", "demo", limits) == 1
+    assert other_thresholds(tmp_path / "store", "other", limits) == 0
     records = [path for path in (tmp_path / "store" / THRESHOLDS.name).iterdir() if path.is_dir()]
     assert len(records) == 3
 
@@ -104,6 +107,7 @@ def test_a_run_records_limits_date_file_and_attributes(tmp_path):
         "limits": {"max_first": 0.1},
         "recorded": "2026-01-02T03:04:05+00:00",
         "before_results": True,
+        "others": 0,
     }
     assert document["date"] == "2026-01-03T10:20:30+00:00"
     assert document["attributes"] == {"glasses": marks["glasses"]}, "all have hats"

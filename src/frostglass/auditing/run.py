@@ -10,7 +10,12 @@ from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import audit
 from frostglass.auditing.results import Audit
 from frostglass.auditing.steps import ATTACK, SCORES
-from frostglass.auditing.thresholds import Fixed, fixed_before, record_thresholds
+from frostglass.auditing.thresholds import (
+    Fixed,
+    fixed_before,
+    other_thresholds,
+    record_thresholds,
+)
 from frostglass.core.duration import EXAMPLES, in_words, parse_duration
 from frostglass.core.errors import BudgetReached, ConfigError, FrostglassError, RunError
 from frostglass.store.store import Store
@@ -80,7 +85,10 @@ def run_all(
         done = {label: _warned(each, differences) for label, each in done.items()}
     attacks = [store.root / ATTACK.name / each.reconstructions.key for each in done.values()]
     scores = [store.root / SCORES.name / each.rows.key for each in done.values()]
-    before = fixed_before(recorded, attacks)
+    fixed = None
+    if thresholds is not None:
+        others = other_thresholds(store.root, name, thresholds)
+        fixed = Fixed(thresholds.limits, recorded, fixed_before(recorded, attacks), others)
     return Run(
         name,
         settings,
@@ -90,7 +98,7 @@ def run_all(
         not_run=tuple(not_run),
         store=str(store.root.resolve()),
         date=max(map(finished_at, scores)),  # not now: a run that is repeated is the same run
-        thresholds=None if thresholds is None else Fixed(thresholds.limits, recorded, before),
+        thresholds=fixed,
     )
 
 

@@ -46,8 +46,8 @@ class Thresholds:
     def __post_init__(self) -> None:
         if not any(getattr(self, name) is not None for name in LEAKS):
             raise ValueError(
-                f"expected a limit of the leak, {', '.join(LEAKS[:-1])} or {LEAKS[-1]}, got none: "
-                "add one, or remove [thresholds]"
+                f"max_first: expected it or another limit of the leak ({', '.join(LEAKS[1:])}), "
+                "got none: add one, or remove [thresholds]"
             )
         for name in ("max_first", "max_recognised"):
             value = getattr(self, name)
@@ -91,11 +91,15 @@ THRESHOLDS = Step("thresholds", 1, _make, _save, _load)
 
 @dataclass(frozen=True)
 class Fixed:
-    """Thresholds of a run, when they were recorded, and whether that was before its results."""
+    """Thresholds of a run, when they were recorded, and whether that was before its results.
+
+    `others`: how many other thresholds the store has for runs of this name.
+    """
 
     limits: Mapping[str, float]
     recorded: str
     before_results: bool
+    others: int = 0
 
 
 def record_thresholds(store: Path, name: str, thresholds: Thresholds | None) -> str:
@@ -113,6 +117,13 @@ def record_thresholds(store: Path, name: str, thresholds: Thresholds | None) -> 
     except StoreError:
         return ""
     return finished_at(Path(store) / THRESHOLDS.name / records.key(THRESHOLDS, config, seed=0))
+
+
+def other_thresholds(store: Path, name: str, thresholds: Thresholds) -> int:
+    """Count other thresholds in a store for runs of a name: who records many can choose later."""
+    records = [read_json(each) for each in (store / THRESHOLDS.name).glob("*/thresholds.json")]
+    own = {"run": name, **thresholds.limits}
+    return sum(isinstance(r, dict) and r.get("run") == name and r != own for r in records)
 
 
 def fixed_before(recorded: str, attacks: Sequence[Path]) -> bool:

@@ -88,6 +88,7 @@ class FixedThresholds(BaseModel):
     limits: dict[str, FiniteFloat]
     recorded: str
     before_results: bool
+    others: int = 0
 
 
 class AuditFacts(BaseModel):

@@ -106,7 +106,9 @@ def _limits(study: Study) -> list[tuple[str, str]]:
     times = listed(sorted({spoken_date(each.recorded) for each in fixed}))
     before = all(each.before_results for each in fixed)
     text = "before any result" if before else "not before the results: they decide nothing"
-    return [("Thresholds", f"recorded {times}, {text}.")]
+    others = max(each.others for each in fixed)
+    more = f"; the store has {others} other sets for runs of this name" if others else ""
+    return [("Thresholds", f"recorded {times}, {text}{more}.")]
 
 
 def _verdict(answer: Answer) -> parts.Verdict:
