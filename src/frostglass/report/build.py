@@ -167,7 +167,7 @@ def _without_store(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(study: Study, distrusted: frozenset[str]) -> dict[str, Any]:
     found = answers(study, distrusted)
-    said = {"runs": study.name, "surface": study.surface, **answer(study)}
+    said: dict[str, Any] = {"runs": study.name, "surface": study.surface, **answer(study)}
     said |= {"thresholds": [each.plain() for each in found], "next": next_steps(study, found)}
     if study.surface == "features":
         return said | {"notes": feature_notes(study), "attacks": []}
