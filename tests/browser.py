@@ -1,127 +1,140 @@
-"""A headless Chromium for tests, driven over chromedriver's HTTP with the standard library."""
+"""Headless Chromium for tests of a page, driven through its debugging pipe."""
 
 import base64
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FLAGS = [
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-first-run", "--disable-dev-shm-usage",
-]  # fmt: skip
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of a reference, as WebDriver defines it
-ENTER = "\ue007"
+    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars",
+    "--disable-dev-shm-usage", "--remote-debugging-pipe",
+)  # fmt: skip
 
 
-class Browser:
-    """One browser window."""
+def program() -> str | None:
+    """Return Chromium's path; None where none is installed."""
+    named = os.environ.get("FROSTGLASS_CHROMIUM")
+    return named or next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
-    def __init__(self, address: str, profile: Path, width: int, height: int, *, phone: bool):
-        chrome: dict[str, Any] = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
-        chrome["args"].append(f"--window-size={width},{height}")
-        if phone:
-            screen = {"width": width, "height": height, "pixelRatio": 2, "touch": True}
-            chrome["mobileEmulation"] = {"deviceMetrics": screen}
-        logs = {"browser": "ALL", "performance": "ALL"}
-        wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": logs}
-        self._address = address
-        session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._address += f"/session/{session['sessionId']}"
 
-    def close(self) -> None:
-        self._call("DELETE", "")
+needs_chromium = pytest.mark.skipif(
+    program() is None,
+    reason="no Chromium: install it (Debian: chromium), or name it in FROSTGLASS_CHROMIUM",
+)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._address + path, data, method=method)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.loads(response.read())["value"]
 
-    def open(self, address: str) -> None:
-        self._call("POST", "/url", {"url": address})
+class Tab:
+    """One page of a browser; it notes what went wrong and what was asked for."""
 
-    def reload(self) -> None:
-        self._call("POST", "/refresh", {})
+    def __init__(self, send: int, receive: int):
+        self._send, self._receive, self._rest, self._number = send, receive, b"", 0
+        self._session: str | None = None
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
 
-    def back(self) -> None:
-        self._call("POST", "/back", {})
+    def call(self, method: str, **values: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": values}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._send, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            pass
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
 
-    @property
-    def title(self) -> str:
-        return self._call("GET", "/title")
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            more = os.read(self._receive, 1 << 20)
+            assert more, "Chromium ended"
+            self._rest += more
+        text, self._rest = self._rest.split(b"\0", 1)
+        message = json.loads(text)
+        method, values = message.get("method", ""), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requests.append(values["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(str(values["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning"):
+            self.errors.append(str(values["args"]))
+        elif method == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
+            self.errors.append(values["entry"]["text"])
+        return message
 
-    def script(self, text: str) -> Any:
+    def open(self, page: Path, width: int = 1200) -> None:
+        """Load a page at a width in pixels, and forget what earlier pages did."""
+        self.errors.clear()
+        self.requests.clear()
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=900, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+        self.call("Page.navigate", url=page.resolve().as_uri())
+        while self._next().get("method") != "Page.loadEventFired":
+            pass
+
+    def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression."""
-        return self._call("POST", "/execute/sync", {"script": f"return {text}", "args": []})
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
-    def find(self, selector: str) -> list[str]:
-        query = {"using": "css selector", "value": selector}
-        return [each[ELEMENT] for each in self._call("POST", "/elements", query)]
+    def print(self) -> bytes:
+        """Return the page as it is printed, a PDF."""
+        answer = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=False)
+        return base64.b64decode(answer["data"])
 
-    def click(self, selector: str, number: int = 0) -> None:
-        self._call("POST", f"/element/{self.find(selector)[number]}/click", {})
+    def picture(self) -> bytes:
+        """Return the whole page as a PNG."""
+        answer = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        return base64.b64decode(answer["data"])
 
-    def leave(self, act: Callable[[], None], within: float = 20.0) -> None:
-        """Do something that loads another page, and wait until that is complete."""
-        self.script("(window.left_behind = true)")
-        act()
-        gone = "!window.left_behind && document.readyState === 'complete'"
-        deadline = time.monotonic() + within
-        while not self.script(gone):
-            assert time.monotonic() < deadline, "the page stayed"
-            time.sleep(0.02)
 
-    def press(self, *keys: str) -> None:
-        """Press keys wherever the focus is."""
-        steps = [{"type": kind, "value": k} for k in keys for kind in ("keyDown", "keyUp")]
-        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": steps}]})
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._call("GET", "/screenshot")))
-
-    def errors(self) -> list[str]:
-        """Messages of the console since the last call, such as violations of the policy."""
-        return [each["message"] for each in self._call("POST", "/se/log", {"type": "browser"})]
-
-    def requested(self) -> list[str]:
-        """Addresses that pages asked for since the last call."""
-        log = self._call("POST", "/se/log", {"type": "performance"})
-        messages = [json.loads(each["message"])["message"] for each in log]
-        return [
-            each["params"]["request"]["url"]
-            for each in messages
-            if each["method"] == "Network.requestWillBeSent"
-            and each["params"]["request"]["url"].startswith("http")  # not the empty tab's own
-        ]
+def pages_of(pdf: bytes) -> int:
+    return len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
 
 
 @contextmanager
-def browser(tmp_path: Path, width: int, height: int, *, phone: bool = False) -> Iterator[Browser]:
-    """Open a window of a size; skip the test where there is no Chromium."""
-    driver = shutil.which("chromedriver")
-    if not driver or not (shutil.which("chromium") or shutil.which("google-chrome")):
-        pytest.skip("needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-    process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+def browser(profile: Path) -> Iterator[Tab]:
+    """Start Chromium with a fresh profile; end it afterwards."""
+    (commands, send), (receive, answers) = os.pipe(), os.pipe()
+    # High numbers, because the browser's own, 3 and 4, may be in use here.
+    ends = [fcntl.fcntl(each, fcntl.F_DUPFD, 20) for each in (commands, answers)]
+
+    def connect() -> None:
+        for number, end in enumerate(ends, 3):
+            os.dup2(end, number)
+
+    process = subprocess.Popen(
+        [str(program()), *OPTIONS, f"--user-data-dir={profile}"],
+        preexec_fn=connect,
+        pass_fds=(3, 4),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for end in (commands, answers, *ends):
+        os.close(end)
     try:
-        assert process.stdout
-        started = (re.search(r"successfully on port (\d+)", line) for line in process.stdout)
-        port = next(found[1] for found in started if found)
-        window = Browser(
-            f"http://127.0.0.1:{port}", tmp_path / "profile", width, height, phone=phone
-        )
-        try:
-            yield window
-        finally:
-            window.close()
+        yield Tab(send, receive)
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        process.wait(20)
+        os.close(send)
+        os.close(receive)

@@ -26,6 +26,8 @@ from run_folders import (
     evaluators_of,
     experiment_of,
     first_of,
+    fixed,
+    marked,
     network,
     random_pixels,
     split_of,
@@ -84,6 +86,8 @@ def make_feature_run(
     settings: dict[str, Any] | None = None,
     name: str = "trial",
     failed: Sequence[str] = (),
+    thresholds: dict[str, float] | None = None,
+    attributes: dict[str, list[bool]] | None = None,
     reconstructed: Sequence[torch.Tensor] = (),
     victims: torch.Tensor | None = None,
 ) -> Path:
@@ -101,6 +105,7 @@ def make_feature_run(
         victims = random_pixels(rng, people * images, 3, size, size)
     owners = torch.arange(people).repeat_interleave(images)
     true = Images(victims, owners, names, tuple(f"{place}.png" for place in range(len(victims))))
+    true = marked(true, attributes)
     networks = (evaluators_of(evaluators, names), network("resnet", 0.9, "embedder", names))
     scale = {"same_person": references[0], "different_people": references[1]}
     results = [
@@ -112,7 +117,11 @@ def make_feature_run(
         for spec in audits
     ]
     settings = {"name": name} if settings is None else settings
-    return write_run(Run(name, settings, tuple(labels), tuple(results), tuple(failed)), folder)
+    run = Run(
+        name, settings, tuple(labels), tuple(results), tuple(failed),
+        date="2026-01-03T10:20:30+00:00", thresholds=fixed(thresholds),
+    )  # fmt: skip
+    return write_run(run, folder)
 
 
 def _feature_audit(

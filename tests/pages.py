@@ -1,8 +1,10 @@
 """A report as tests read it."""
 
 import base64
+import hashlib
 import io
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ class Page(HTMLParser):
     def handle_data(self, data):
         open_tags = [tag for tag, _ in self._stack]
         data = plain(data)
-        if "style" not in open_tags:
+        if not {"style", "script"} & set(open_tags):
             self.texts.append(data + " ")
         if any(values.get("class") == "said" for _, values in self._stack):
             self.sentences[-1] += data
@@ -83,13 +85,24 @@ def _decoded(sources: list[str]) -> list[np.ndarray]:
     ]
 
 
-ACTIVE_TAGS = {"script", "link", "iframe", "object", "embed", "a", "base", "form"}
+ACTIVE_TAGS = {"link", "iframe", "object", "embed", "a", "base", "form"}
 ACTIVE_ATTRIBUTES = ("href", "srcset", "action")
 
 
+def assert_own_script(page: Page) -> None:
+    """Assert that the only script is the package's, and that the page's policy names its hash."""
+    assert [values for tag, values in page.tags if tag == "script"] == [{}]
+    script = page.raw.split("<script>")[1].split("</script>")[0]
+    own = resources.files("frostglass.report").joinpath("page.js").read_text(encoding="utf-8")
+    assert script == f"\n{own}"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page.raw
+
+
 def assert_self_contained(path: Path, folder: Path) -> None:
-    """Assert that a report loads nothing, runs nothing, and does not name its folder."""
+    """Assert that a report loads nothing, runs its own script alone, and names no folder."""
     page = Page(path)
+    assert_own_script(page)
     assert not {tag for tag, _ in page.tags} & ACTIVE_TAGS
     names = {name for _, values in page.tags for name in values}
     assert not [name for name in names if name.startswith("on") or name in ACTIVE_ATTRIBUTES]

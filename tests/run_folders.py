@@ -16,6 +16,7 @@ from frostglass.auditing.products import ModelExposure
 from frostglass.auditing.results import Audit, Trial
 from frostglass.auditing.run import Run
 from frostglass.auditing.run_folder import NUMBERS, write_run
+from frostglass.auditing.thresholds import Fixed, Thresholds
 from frostglass.core.types import Images, Reconstructions, Split, Target
 from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
@@ -166,8 +167,24 @@ def network(model: str, accuracy: float, key: str, classes: Sequence[str], **mor
     return Target(nn.Identity(), tuple(classes), (3, 8, 8), "head", info=info, key=key, **more)
 
 
+def fixed(limits: dict[str, float] | None, before: bool = True) -> Fixed | None:
+    """Thresholds as a run records them."""
+    if limits is None:
+        return None
+    return Fixed(Thresholds(**limits).limits, "2026-01-02T03:04:05+00:00", before)
+
+
+def marked(images: Images, attributes: dict[str, list[bool]] | None) -> Images:
+    """Images with an attribute of each person."""
+    if not attributes:
+        return images
+    values = torch.tensor([*attributes.values()]).T[images.labels]
+    return replace(images, attributes=values, attribute_names=tuple(attributes))
+
+
 def split_of(images: Images) -> Split:
-    manifest = {"parts": {"train": {"images": len(images), "sha256": "5e" * 32}}}
+    facts = {"images": len(images), "sha256": "5e" * 32}
+    manifest = {"parts": {"train": facts, "test": {"images": 240, "sha256": "5e" * 32}}}
     return Split(images, images, images, images, manifest, key="split")
 
 
@@ -217,6 +234,11 @@ def make_run(
     settings: dict[str, Any] | None = None,
     name: str = "trial",
     private: torch.Tensor | None = None,
+    thresholds: dict[str, float] | None = None,
+    before: bool = True,
+    attributes: dict[str, list[bool]] | None = None,
+    failed: Sequence[str] = (),
+    not_run: Sequence[str] = (),
     **verifiers: Any,
 ) -> Path:
     """Write a run folder of audits of models, with an embedder after the classifiers.
@@ -234,17 +256,22 @@ def make_run(
     names = tuple(names) or tuple(f"person {place}" for place in range(people))
     rng = torch.Generator().manual_seed(1)
     private = random_pixels(rng, people, 3, size, size) if private is None else private
-    split = split_of(Images(private, torch.arange(people), names, tuple(names)))
+    images = Images(private, torch.arange(people), names, tuple(names))
+    split = split_of(marked(images, attributes))
     networks = evaluators_of(evaluators, names, **verifiers)
     results = []
     for place, spec in enumerate(audits):
         drawn = torch.rand((people, candidates, 3, size, size), generator=rng)
-        images = spec.get("images", drawn)
+        made = spec.get("images", drawn)
         own = networks if spec.get("embedder", True) else networks[: len(evaluators)]
-        results.append(_model_audit(f"{name}{place}", spec, images, split, own))
+        results.append(_model_audit(f"{name}{place}", spec, made, split, own))
     labels = tuple(map(defense_label, audits))
     settings = {"name": name} if settings is None else settings
-    return write_run(Run(name, settings, labels, tuple(results)), folder)
+    run = Run(
+        name, settings, labels, tuple(results), failed=tuple(failed), not_run=tuple(not_run),
+        date="2026-01-03T10:20:30+00:00", thresholds=fixed(thresholds, before),
+    )  # fmt: skip
+    return write_run(run, folder)
 
 
 def _model_audit(

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from browser import ENTER, browser
 from frostglass.study.answers import Answers
 from study_visits import of_protocol, served, study_of_run, tokens
+from webdriver import ENTER, browser
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from feature_folders import CRAFTED, CRAFTER, OPEN, feature_page, make_feature_run
 from frostglass.report import build
 from frostglass.report.build import build_report
-from pages import Page, assert_self_contained
+from pages import Page, assert_own_script, assert_self_contained
 from run_folders import BROKEN, DEFENDED, edit_run, make_run
 
 
@@ -93,7 +93,8 @@ def test_hostile_names_are_text(tmp_path):
         names=names,
         name="</pre><script>'; rm -rf $HOME",
     )
-    assert not [tag for tag, values in page.tags if tag == "script" or "onerror" in values]
+    assert_own_script(page)
+    assert not [tag for tag, values in page.tags if "onerror" in values]
     assert evil in page.tables["Private and reconstructed images"][0]
     assert page.tables["Every attack on every protection"][1][0] == case
     assert "{{ 0 }}" in page.text

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from frostglass.report.build import build_report
-from pages import Page
+from pages import Page, assert_own_script
 from run_folders import (
     BROKEN,
     CALOR,
@@ -64,7 +64,6 @@ def test_of_many_audits_the_strongest_on_each_model_have_images(tmp_path):
     ]
     assert len(lines) == 14
     assert "A weak evaluator overlooks leaks. 97 % ✓ pass" in page.text
-    assert "In the 12 audits by other attacks" in page.text
 
 
 def test_up_to_twelve_audits_all_have_images(tmp_path):
@@ -187,5 +186,6 @@ def test_hostile_cases_are_text(tmp_path):
         tmp_path / "run", [tried(evil, 9), tried("{{ 1 }}", 8), tried(evil, 7, defenses=CALOR)]
     )
     page = Page(build_report([run], tmp_path / "report.html"))
-    assert not [tag for tag, values in page.tags if tag == "script" or "onload" in values]
+    assert_own_script(page)
+    assert not [tag for tag, values in page.tags if "onload" in values]
     assert [row[0] for row in page.tables[MATRIX][2:4]] == [evil, "{{ 1 }}"]

@@ -184,7 +184,7 @@ def test_markdown_and_csv():
     assert first["verified, first"] == "0.6"
     assert second["verified, first high"] == "0.168433"
     assert second["seeds"] == "0 1 2"
-    with pytest.raises(ConfigError, match="table: expected markdown or csv, got 'html'"):
+    with pytest.raises(ConfigError, match="table: expected markdown, csv or latex, got 'html'"):
         seed_table(runs, "html")
 
 
@@ -220,4 +220,4 @@ def test_the_command_prints_the_table_of_run_folders(tmp_path):
     assert float(row["top-1, evaluator 2 (resnet)"]) == pytest.approx(0.95)
     assert row["seeds"] == "0 1 2"
     line = error_of(frostglass("report", *folders, "--table", "xml"))
-    assert line == "table: expected markdown or csv, got 'xml'"
+    assert line == "table: expected markdown, csv or latex, got 'xml'"

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from frostglass.attacks.base import Attack, Surface, attacks
 from frostglass.auditing.expand import expand
 from frostglass.auditing.reader import Reader
+from frostglass.auditing.thresholds import Thresholds
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize
@@ -121,6 +122,7 @@ class Experiment:
     `attacker_prior`, if given, is what the attacker has instead. `case` names the attack in a grid.
     `threats` are what `frostglass robustness` measures; an audit ignores them.
     `query_budget`, if not 0, is how many images the attack may show to the target, per person.
+    `thresholds` change nothing that is computed: a report answers against them.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Experiment:
     metrics: tuple[Metric, ...]
     threats: tuple[Threat, ...]
     judging: Judging
+    thresholds: Thresholds | None
     query_budget: int
 
     @classmethod
@@ -172,6 +175,7 @@ class Experiment:
             metrics=reader.methods("metrics", metrics, default["metrics"]),
             threats=reader.methods("threats", threats, THREATS),
             judging=reader.section("judging", Judging),
+            thresholds=reader.section("thresholds", Thresholds) if "thresholds" in values else None,
             query_budget=reader.value("query_budget", int, 0),
         )
         problems = [*reader.problems, *_unknown(values, cls), *_problems(experiment, surface)]
@@ -243,7 +247,8 @@ def _among(labels: Sequence[str]) -> str:
 
 def _differences(chosen: Sequence[Experiment]) -> list[str]:
     """Check what the experiments of one run must share, so that one table can hold them."""
-    advice = dict.fromkeys(["surface", "metrics", "evaluators"], "use several configs")
+    shared = ["surface", "metrics", "evaluators", "thresholds"]
+    advice = dict.fromkeys(shared, "use several configs")
     if any(experiment.surface == "features" for experiment in chosen):
         advice |= dict.fromkeys(["data", "split", "embedder", "judging"], "use several configs")
         # The attacked images are drawn with the seed, and a run shows one set of them.
@@ -289,6 +294,7 @@ def _problems(exp: Experiment, surface: Surface) -> list[str]:
             "query_budget: expected 0 or more, for attacks on models only, got "
             f"{exp.query_budget}: remove it"
         )
+    problems += exp.thresholds.problems(surface) if exp.thresholds is not None else []
     problems += [*_metric_problems(exp, surface), *_evaluator_problems(exp)]
     return problems + (_model_problems if surface == "model" else _feature_problems)(exp, chosen)
 

@@ -10,10 +10,18 @@ from typing import Any
 from frostglass.auditing.experiment import experiments
 from frostglass.auditing.pipeline import audit
 from frostglass.auditing.results import Audit
+from frostglass.auditing.steps import ATTACK, SCORES
+from frostglass.auditing.thresholds import (
+    Fixed,
+    fixed_before,
+    other_thresholds,
+    record_thresholds,
+)
 from frostglass.core.display import table
 from frostglass.core.duration import EXAMPLES, in_words, parse_duration
 from frostglass.core.errors import BudgetReached, ConfigError, FrostglassError, RunError
 from frostglass.store.store import Store
+from frostglass.store.timing import finished_at
 from frostglass.workers.processes import worker_processes
 from frostglass.workers.schedule import results
 
@@ -23,7 +31,7 @@ class Run:
     """The audits of one config, in grid order.
 
     `failed` says which are missing, and why; `not_run` those that a time budget left out. `store`
-    is the folder of the store that they are in.
+    is the folder of the store that they are in, `date` when their last step ended, in UTC.
     """
 
     name: str
@@ -33,6 +41,8 @@ class Run:
     failed: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
     store: str = ""
+    date: str = ""
+    thresholds: Fixed | None = None
 
     def __repr__(self) -> str:
         missing = f", {len(self.failed)} failed" if self.failed else ""
@@ -69,6 +79,8 @@ def run_all(
     """
     check = within(time_budget)
     chosen = experiments(settings)
+    name, thresholds = chosen[0][1].name, chosen[0][1].thresholds
+    recorded = record_thresholds(store.root, name, thresholds)  # before anything is computed
     jobs = {label: partial(audit, experiment) for label, experiment in chosen}
     done: dict[str, Audit] = {}
     failed: list[str] = []
@@ -88,7 +100,12 @@ def run_all(
         raise _nothing(failed, not_run)
     if differences := store.mixed_conditions():
         done = {label: _warned(each, differences) for label, each in done.items()}
-    name = chosen[0][1].name
+    attacks = [store.root / ATTACK.name / each.reconstructions.key for each in done.values()]
+    scores = [store.root / SCORES.name / each.rows.key for each in done.values()]
+    fixed = None
+    if thresholds is not None:
+        others = other_thresholds(store.root, name, thresholds)
+        fixed = Fixed(thresholds.limits, recorded, fixed_before(recorded, attacks), others)
     return Run(
         name,
         settings,
@@ -97,6 +114,8 @@ def run_all(
         failed=tuple(failed),
         not_run=tuple(not_run),
         store=str(store.root.resolve()),
+        date=max(map(finished_at, scores)),  # not now: a run that is repeated is the same run
+        thresholds=fixed,
     )
 
 

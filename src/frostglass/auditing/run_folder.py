@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save
 
 from frostglass.auditing.controls import Controls, worst_identities
+from frostglass.auditing.model_file import model_file
+from frostglass.auditing.private_facts import attributes_of_people
 from frostglass.auditing.products import FeatureExposure
 from frostglass.auditing.results import Audit
 from frostglass.auditing.run import Run
@@ -76,8 +78,10 @@ def summary(result: Run) -> dict[str, Any]:
     return {
         "format": RUN_FORMAT,
         "name": result.name,
+        "date": result.date,
         "store": result.store,
         "settings": plain_settings(result.settings),
+        "thresholds": None if result.thresholds is None else asdict(result.thresholds),
         "versions": {"python": platform.python_version()} | versions(),
         "threads": torch.get_num_threads(),
         "data": {
@@ -86,11 +90,13 @@ def summary(result: Run) -> dict[str, Any]:
             "manifest": dict(split.manifest),
         },
         "identities": [split.classes[label] for label in people],
+        "attributes": attributes_of_people(split.train, people),
         # Data without an embedder has fewer; embedders come last, so the others are these.
         "evaluators": _evaluators(max(result.audits, key=lambda audit: len(audit.evaluators))),
         "embedder": _target(first.embedder) if first.embedder else None,
         "audits": [
-            _audit(label, audit) for label, audit in zip(result.labels, result.audits, strict=True)
+            _audit(label, audit) | {"file": model_file(audit, result.store)}
+            for label, audit in zip(result.labels, result.audits, strict=True)
         ],
         "vacuous": result.vacuous,
         "failed": list(result.failed),

@@ -20,6 +20,7 @@ from frostglass.cli.options import (
     JsonOption,
     LatentOption,
     LogOption,
+    NoImagesOption,
     OutOption,
     PriorOption,
     QueryBudgetOption,
@@ -103,6 +104,7 @@ def run(
     on: OnOption = None,
     address: AddressOption = None,
     redact: RedactOption = False,
+    no_images: NoImagesOption = False,
     time_budget: TimeBudgetOption = None,
     query_budget: QueryBudgetOption = None,
     log: LogOption = None,
@@ -115,7 +117,8 @@ def run(
     chosen = [*(settings or ()), *([f"query_budget={query_budget}"] if query_budget else [])]
     values = read_with_generator(config, chosen, prior, latent, span, resize=resize, trust=trust)
     options: Any = {"as_json": as_json, "threads": threads, "spread": spread, "redact": redact}
-    run_settings(values, store, out, **options, time_budget=time_budget, log=log)
+    options |= {"images": not no_images, "time_budget": time_budget, "log": log}
+    run_settings(values, store, out, **options)
 
 
 @app.command()
@@ -329,10 +332,17 @@ def report(
         typer.Option(
             "--table",
             metavar="FORMAT",
-            help="Print a table instead, markdown or csv: means over seeds, with intervals.",
+            help="Print a table instead, markdown, csv or latex: means over seeds, with intervals.",
+        ),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            "--tables", help="Also write every table of the page here, as CSV, Markdown and LaTeX."
         ),
     ] = None,
     redact: RedactOption = False,
+    no_images: NoImagesOption = False,
     store: Annotated[
         Path | None,
         typer.Option("--store", help="Where the store of these runs is now, if it was moved."),
@@ -348,7 +358,8 @@ def report(
         return
     from frostglass.cli.run import report_runs
 
-    report_runs(runs, out, store, redact=redact, as_json=as_json)
+    look: Any = {"redact": redact, "images": not no_images, "tables": tables}
+    report_runs(runs, out, store, as_json=as_json, **look)
 
 
 @app.command()

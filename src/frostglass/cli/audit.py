@@ -10,6 +10,7 @@ from frostglass.cli.options import (
     JsonOption,
     LatentOption,
     LogOption,
+    NoImagesOption,
     OutOption,
     PriorOption,
     RangeOption,
@@ -56,6 +57,17 @@ TrustModelOption = Annotated[
     bool, typer.Option("--trust", help="Read a TorchScript file, which can run code when read.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before the work.")]
+MaxFirstOption = Annotated[
+    float | None,
+    typer.Option("--max-first", help="Accepted share of people recognised by the first guess."),
+]
+MaxAnyOption = Annotated[
+    float | None,
+    typer.Option("--max-any", help="Accepted share of people recognised by any guess."),
+]
+MinAccuracyOption = Annotated[
+    float | None, typer.Option("--min-accuracy", help="Least accuracy that is accepted.")
+]
 
 
 def audit(
@@ -82,6 +94,10 @@ def audit(
     workers: WorkersOption = None,
     redact: RedactOption = False,
     log: LogOption = None,
+    no_images: NoImagesOption = False,
+    max_first: MaxFirstOption = None,
+    max_any: MaxAnyOption = None,
+    min_accuracy: MinAccuracyOption = None,
     time_budget: TimeBudgetOption = None,
 ) -> None:
     """Audit a model that you have, without a config; run it again to resume."""
@@ -95,10 +111,13 @@ def audit(
     )  # fmt: skip
     trusted = trust and prior is not None  # else it is said of the model
     generator = generator_settings(prior, latent, span, resize=resize, trust=trusted)
-    values = parse_settings(own.settings(), [*generator, *(settings or ())])
+    limits = {"max_first": max_first, "max_any": max_any, "min_accuracy": min_accuracy}
+    thresholds = [f"thresholds.{k}={v}" for k, v in limits.items() if v is not None]
+    values = parse_settings(own.settings(), [*generator, *thresholds, *(settings or ())])
     agree(values, own, store, threads, yes=yes, quiet=as_json)
     from frostglass.cli.run import run_settings
 
     options: Any = {"as_json": as_json, "threads": threads, "redact": redact}
     options |= {"spread": Spread(workers), "time_budget": time_budget, "log": log}
+    options |= {"images": not no_images}
     run_settings(values, store, out, **options)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from frostglass.analyses.base import analyses
 from frostglass.attacks.base import Attack, attacks
 from frostglass.auditing.experiment import Fractions, Judging
+from frostglass.auditing.thresholds import Thresholds
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget, Method
 from frostglass.core.registry import Registry, import_path, nearest
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Any] = {
     "target": Training,
     "split": Fractions,
     "judging": Judging,
+    "thresholds": Thresholds,
     "amortizer": Amortizer,
 }
 SET_BY_DATA = ("classes", "image_shape")

@@ -74,6 +74,10 @@ RedactOption = Annotated[
     bool,
     typer.Option("--redact", help="Blur faces and hide names in the report; run files keep both."),
 ]
+NoImagesOption = Annotated[
+    bool,
+    typer.Option("--no-images", help="Leave every image out of the report; run files keep them."),
+]
 TimeBudgetOption = Annotated[
     str | None,
     typer.Option(

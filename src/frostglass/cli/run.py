@@ -17,7 +17,7 @@ from frostglass.auditing.run import Run, run_all, within
 from frostglass.auditing.run_folder import FILES, NUMBERS, summary, write_run
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.progress import progress
-from frostglass.cli.tables import print_advice, print_costs, print_scores
+from frostglass.cli.tables import print_advice, print_answers, print_costs, print_scores
 from frostglass.cli.workers import Spread
 from frostglass.core.errors import BudgetReached, ConfigError, RunError
 from frostglass.core.value_log import ValueLog, open_log
@@ -50,6 +50,7 @@ def run_settings(
     threads: int | None,
     spread: Spread,
     redact: bool,
+    images: bool = True,
     time_budget: str | None = None,
     log: str | None = None,
 ) -> None:
@@ -63,7 +64,7 @@ def run_settings(
         steps.log = values
         with spread.over(steps, chosen, threads):
             result = run_all(settings, steps, time_budget=time_budget)
-    conclude(result, folder, store, as_json=as_json, redact=redact)
+    conclude(result, folder, store, as_json=as_json, redact=redact, images=images)
 
 
 @contextmanager
@@ -77,7 +78,9 @@ def logged(target: str | None, name: str) -> Iterator[ValueLog | None]:
             log.close()
 
 
-def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool) -> None:
+def conclude(
+    result: Run, folder: Path, store: Path, *, as_json: bool, redact: bool, images: bool = True
+) -> None:
     """Write and print a run; raise if an audit failed, proves nothing or was not run."""
     try:
         write_run(result, folder)
@@ -86,12 +89,15 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
             f"cannot write {folder} ({error.strerror}): the results are in {store}; give another "
             "--out"
         ) from error
-    page = build_report([folder], folder / "report.html", redact=redact)
+    page = build_report([folder], folder / "report.html", redact=redact, images=images)
     facts = summary(result)
+    written = json.loads(page.with_suffix(".json").read_bytes())["answers"]
+    answers = [each for study in written for each in study["thresholds"]]
     if as_json:
-        print(json.dumps(facts | {"report": str(page)}))
+        print(json.dumps(facts | {"report": str(page)} | ({"answers": answers} if answers else {})))
     else:
         print_scores(facts)
+        print_answers(answers)
         print(f"report: {page}")
     failures = [f"FAILED: {reason}" for reason in result.failed]
     failures += [f"VACUOUS: {reason}" for reason in result.vacuous]
@@ -104,10 +110,10 @@ def conclude(result: Run, folder: Path, store: Path, *, as_json: bool, redact: b
 
 
 def report_runs(
-    runs: list[Path], out: Path, store: Path | None, *, redact: bool, as_json: bool
+    runs: list[Path], out: Path, store: Path | None, *, as_json: bool, **look: Any
 ) -> None:
     """Write a report; raise after that if a run differs from the store that made it."""
-    path = build_report(runs, out, redact=redact, store=store)
+    path = build_report(runs, out, store=store, **look)
     origins = json.loads(path.with_suffix(".json").read_bytes())["origins"]
     print(json.dumps({"report": str(path), "origins": origins}) if as_json else path)
     if differing := [each["text"] for each in origins if each["status"] == "differs"]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from frostglass.auditing.expand import NO_GRID
 from frostglass.report.labels import accuracy_images, model_name
+from frostglass.report.tables import SPACES
 
 Row = dict[str, str]
 WIDTH = 160  # columns where stdout is no terminal, as in a log
@@ -83,6 +84,14 @@ def print_scores(facts: dict[str, Any]) -> None:
         print(f"note ({where}): {warning}")
     for missing in facts["not_run"]:
         print(f"not run: {missing}")
+
+
+def print_answers(answers: Sequence[dict[str, Any]]) -> None:
+    """Print pass, fail or inconclusive for each model or protection with thresholds."""
+    for answer in answers:
+        reasons = f" ({'; '.join(answer['reasons'])})" if answer["reasons"] else ""
+        text = f"{answer['outcome'].upper()}: {answer['subject']}{reasons}"
+        print(text.translate(SPACES))
 
 
 def _explained(facts: dict[str, Any], surface: str) -> list[str]:

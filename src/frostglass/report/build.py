@@ -3,9 +3,12 @@
 Every number comes from the files of finished runs; nothing is measured here.
 """
 
+import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,17 +19,22 @@ from markupsafe import Markup
 from frostglass.analyses._files import Record, read_analyses
 from frostglass.auditing.run_folder import FILES, RUN_FORMAT
 from frostglass.core.errors import DataError, StoreError
+from frostglass.report import parts
+from frostglass.report.advice import next_steps
 from frostglass.report.answer import answer
 from frostglass.report.arrange import group
 from frostglass.report.figures import analysis_section
-from frostglass.report.load import read_run
+from frostglass.report.load import Run, read_run
 from frostglass.report.origin import Origin, origin_of
+from frostglass.report.outcome import answers
+from frostglass.report.panels.common import Look
 from frostglass.report.panels.features import feature_notes, features_panel
 from frostglass.report.panels.matrix import attack_notes
 from frostglass.report.panels.model import model_panel
 from frostglass.report.recipes import training_notes
 from frostglass.report.redact import without_names_and_faces
 from frostglass.report.study import Study
+from frostglass.report.tables import PlainTable, plain_table, write_tables
 from frostglass.store.files import full_disk_reported, write_bytes
 from frostglass.store.store import Store
 
@@ -34,13 +42,20 @@ IMAGE_BYTES = 2_000_000  # of all images of a page together: it should open on a
 
 
 def build_report(
-    folders: Sequence[Path], out: Path, *, redact: bool = False, store: Path | None = None
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    redact: bool = False,
+    images: bool = True,
+    store: Path | None = None,
+    tables: Path | None = None,
 ) -> Path:
     """Write one HTML page about finished runs to `out`, and a JSON file beside it.
 
     Runs of models and of features may be mixed. With `redact`, faces are reduced to a few colours
-    and names to letters before anything is written. Runs are compared with the store that made
-    them, where that is at hand; `store` says where it is now, if it was moved.
+    and names to letters before anything is written; without `images` the page has none. Runs are
+    compared with the store that made them, where that is at hand; `store` says where it is now, if
+    it was moved. A folder `tables` gets every table as CSV, Markdown and LaTeX.
     """
     paths, out = list(dict.fromkeys(Path(folder).resolve() for folder in folders)), Path(out)
     if not paths:
@@ -58,55 +73,123 @@ def build_report(
         runs = without_names_and_faces(runs)
         named = zip(origins, runs, strict=True)
         origins = [replace(origin, run=run.facts.name) for origin, run in named]
-    studies = group(runs)
-    document = {
-        "format": RUN_FORMAT,
-        "redacted": redact,
-        "origins": [asdict(origin) for origin in origins],
-        "answers": [_answer(study) for study in studies],
-        # Without the place of the store on this machine, which `origins` tell.
-        "runs": [_without_store(run.document) for run in runs],
-    }
-    if analyses:
         # Settings may name people.
-        shown = [replace(record, settings={}) if redact else record for record in analyses]
-        document["analyses"] = [asdict(record) for record in shown]
-    return _write(out, render(studies, origins, analyses, redacted=redact), document)
+        analyses = [replace(record, settings={}) for record in analyses]
+    runs = [replace(run, shown=images) for run in runs]
+    report = arranged(runs, origins, analyses)
+    path = _write(out, render(report), document_of(report))
+    if tables is not None:
+        with _written(tables):
+            write_tables(report.tables, tables)
+    return path
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows: studies with their panels, analyses, and where numbers come from."""
+
+    runs: Sequence[Run]
+    studies: Sequence[Study]
+    panels: Sequence[parts.Panel]
+    origins: Sequence[Origin]
+    analyses: Sequence[Record]
+    sections: Sequence[parts.Section]  # of the analyses
+
+    @property
+    def redacted(self) -> bool:
+        return any(run.redacted for run in self.runs)
+
+    @property
+    def images(self) -> bool:
+        return all(run.shown for run in self.runs)
+
+    @property
+    def missing(self) -> list[str]:
+        """Audits that failed or were not run."""
+        return [text for study in self.studies for text in (*study.failed, *study.not_run)]
+
+    @property
+    def distrusted(self) -> frozenset[str]:
+        return frozenset(origin.run for origin in self.origins if origin.alarming)
+
+    @property
+    def tables(self) -> list[PlainTable]:
+        """Every table of the page, in its order."""
+        found: list[PlainTable] = []
+        for panel in self.panels:
+            sections = [*panel.sections, *panel.appendix]
+            content = [panel.summary.limits, *(section.parts for section in sections)]
+            found += [plain_table(each) for some in content for each in parts.tables_in(some)]
+        for section in self.sections:
+            found += map(plain_table, parts.tables_in(section.parts))
+        return found
+
+
+def arranged(
+    runs: Sequence[Run], origins: Sequence[Origin], analyses: Sequence[Record] = ()
+) -> Report:
+    """Arrange runs for a page."""
+    studies = group(runs)
+    distrusted = frozenset(origin.run for origin in origins if origin.alarming)
+    look = Look(IMAGE_BYTES // len(studies), distrusted)
+    make = {"model": model_panel, "features": features_panel}
+    panels = [make[study.surface](study, look) for study in studies]
+    sections = [analysis_section(record) for record in analyses]
+    return Report(runs, studies, panels, origins, analyses, sections)
+
+
+def document_of(report: Report) -> dict[str, Any]:
+    """Return the JSON beside a page; report.schema.json describes it."""
+    document: dict[str, Any] = {
+        "format": RUN_FORMAT,
+        "redacted": report.redacted,
+        "images": report.images,
+        "partial": bool(report.missing),
+        "missing": report.missing,
+        "origins": [asdict(origin) for origin in report.origins],
+        "answers": [_answer(study, report.distrusted) for study in report.studies],
+        # Without the place of the store on this machine, which `origins` tell.
+        "runs": [_without_store(run.document) for run in report.runs],
+        "tables": [_plain(table) for table in report.tables],
+    }
+    if report.analyses:
+        document["analyses"] = [asdict(record) for record in report.analyses]
+    return document
+
+
+def _plain(table: PlainTable) -> dict[str, Any]:
+    return {"name": table.name, "head": list(table.head), "rows": [list(row) for row in table.rows]}
 
 
 def _without_store(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "store"}
 
 
-def _answer(study: Study) -> dict[str, Any]:
-    said = {"runs": study.name, "surface": study.surface, **answer(study)}
+def _answer(study: Study, distrusted: frozenset[str]) -> dict[str, Any]:
+    found = answers(study, distrusted)
+    said: dict[str, Any] = {"runs": study.name, "surface": study.surface, **answer(study)}
+    said |= {"thresholds": [each.plain() for each in found], "next": next_steps(study, found)}
     if study.surface == "features":
-        return said | {"notes": feature_notes(study)}
+        return said | {"notes": feature_notes(study), "attacks": []}
     return said | {"notes": training_notes(study), "attacks": attack_notes(study)}
 
 
-def render(
-    studies: Sequence[Study],
-    origins: Sequence[Origin],
-    analyses: Sequence[Record] = (),
-    *,
-    redacted: bool,
-) -> str:
-    """Return the page as text; it loads nothing, and its style is part of it."""
+def render(report: Report) -> str:
+    """Return the page as text; it loads nothing, and its style and script are part of it."""
     folder = resources.files("frostglass.report")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    panels = {"model": model_panel, "features": features_panel}
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    script = folder.joinpath("page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()
     return template.render(
-        # Our own file, so nothing in it needs escaping.
+        # Our own files, so nothing in them needs escaping.
         style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
-        panels=[panels[study.surface](study, IMAGE_BYTES // len(studies)) for study in studies],
-        analyses=[analysis_section(record) for record in analyses],
-        surfaces=sorted({study.surface for study in studies}),
-        redacted=redacted,
-        origins=origins,
+        script=Markup(script),
+        digest=digest,
+        report=report,
+        surfaces=sorted({study.surface for study in report.studies}),
     )
 
 
@@ -126,13 +209,20 @@ def _check_place(out: Path, folders: Sequence[Path]) -> None:
 
 def _write(out: Path, page: str, document: Mapping[str, Any]) -> Path:
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    with full_disk_reported(out.parent):
+    with _written(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(out.with_suffix(".json"), text.encode())
+        write_bytes(out, page.encode())
+    return out
+
+
+@contextmanager
+def _written(place: Path) -> Iterator[None]:
+    """Report a place that cannot be written in one line."""
+    with full_disk_reported(place.parent):
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(out.with_suffix(".json"), text.encode())
-            write_bytes(out, page.encode())
+            yield
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise StoreError(
-                f"cannot write {out} ({error.strerror}): choose another place"
+                f"cannot write {place} ({error.strerror}): choose another place"
             ) from error
-    return out

@@ -10,8 +10,9 @@ from frostglass.attacks.base import Surface, attacks
 from frostglass.core.types import CAPABILITIES
 from frostglass.defenses.base import defenses
 from frostglass.report.charts import Mark
+from frostglass.report.facts import Measured
 from frostglass.report.labels import known, model_name, titled
-from frostglass.report.load import Measured, Run
+from frostglass.report.load import Run
 from frostglass.report.networks import EvaluatorFacts
 from frostglass.report.text import Kind
 

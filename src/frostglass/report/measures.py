@@ -8,8 +8,8 @@ import torch
 from frostglass.metrics._tradeoff import drop_ratio
 from frostglass.metrics.base import metrics
 from frostglass.report.entry import Entry
+from frostglass.report.facts import Measured
 from frostglass.report.labels import known
-from frostglass.report.load import Measured
 from frostglass.report.study import Study
 
 # Shown elsewhere, or no more than a square or a root of what is.

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from frostglass.report.charts import redacted
-from frostglass.report.load import AuditRows, Run, parsed
+from frostglass.report.facts import parsed
+from frostglass.report.load import AuditRows, Run
 from frostglass.training.settings import PUBLIC
 
 # Values of these keys are words of the package or of the data's table, never people.
@@ -26,7 +27,9 @@ def without_names_and_faces(runs: Sequence[Run]) -> list[Run]:
             for each in run.rows
         )
         images = {name: redacted(pixels) for name, pixels in run.images.items()}
-        result.append(Run(document, parsed(document), rows, images, redacted=True))
+        # Rates by attribute need them; what is written does not have them.
+        facts = parsed(document | {"attributes": run.facts.attributes})
+        result.append(Run(document, facts, rows, images, redacted=True))
     return result
 
 
@@ -40,8 +43,10 @@ def _hidden_document(hide: Callable[[str], str], document: Mapping[str, Any]) ->
             # What defenses report is about layers and numbers; only the recipe may name files.
             recipe = _hidden_method(hide, plain["training"]["recipe"])
             audit["training"] = plain["training"] | {"recipe": recipe}
+    # Attributes of each person may tell who it is.
     return hidden | {
-        part: _everywhere(hide, document[part], keys=True) for part in ("settings", "data")
+        "attributes": {},
+        **{part: _everywhere(hide, document[part], keys=True) for part in ("settings", "data")},
     }
 
 

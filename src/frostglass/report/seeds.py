@@ -1,7 +1,5 @@
 """One table of audits repeated with several seeds: means, with intervals over people and seeds."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +10,13 @@ from torch import Tensor
 
 from frostglass.attacks.base import Surface
 from frostglass.auditing.expand import NO_GRID
-from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.errors import DataError
 from frostglass.metrics._stats import interval_over_seeds
 from frostglass.metrics._tradeoff import drop_ratio
 from frostglass.metrics.base import SHARES
 from frostglass.report.load import AuditRows, Run
 from frostglass.report.measures import further_names
+from frostglass.report.tables import PlainTable, formatted
 
 CAPTION = (
     "Mean over people and seeds, with the 95 % interval over both; accuracy with its range over "
@@ -250,34 +249,27 @@ def _notes(audits: Sequence[_Audit]) -> tuple[str, ...]:
 
 
 def seed_table(runs: Sequence[Run], form: str) -> str:
-    """Return the table as Markdown with a caption, or as CSV with a column for each limit."""
-    forms = {"markdown": _markdown, "csv": _csv}
-    if form not in forms:
-        raise ConfigError(f"table: expected {' or '.join(forms)}, got {form!r}")
+    """Return the table as Markdown or LaTeX with a caption, or as CSV with columns for limits."""
     rows = seed_rows(runs)
     if len({row.surface for row in rows}) > 1:
         raise DataError("expected audits of models, or of features, got both: make a table of each")
     columns = list(dict.fromkeys(name for row in rows for name in row.shares))
-    return forms[form](rows, columns)
+    return formatted((_numbers if form == "csv" else _texts)(rows, columns), form)
 
 
-def _markdown(rows: Sequence[SeedRow], columns: Sequence[str]) -> str:
-    lines = [["audit", *columns, "seeds", "people", "notes"]]
-    lines.append(["---"] * len(lines[0]))
+def _texts(rows: Sequence[SeedRow], columns: Sequence[str]) -> PlainTable:
+    lines = []
     for row in rows:
         cells = [str(row.shares[name]) if name in row.shares else "–" for name in columns]
         seeds = ", ".join(map(str, row.seeds))
         lines.append([row.label, *cells, seeds, str(row.people), "; ".join(row.notes) or "–"])
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     caption = CAPTION if rows[0].surface == "model" else FEATURE_CAPTION
-    return "\n".join([*table, "", caption, ""])
+    return PlainTable("Seeds", ["audit", *columns, "seeds", "people", "notes"], lines, caption)
 
 
-def _csv(rows: Sequence[SeedRow], columns: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
+def _numbers(rows: Sequence[SeedRow], columns: Sequence[str]) -> PlainTable:
     limits = [f"{name}{suffix}" for name in columns for suffix in ("", " low", " high")]
-    writer.writerow(["audit", *limits, "seeds", "people", "notes"])
+    lines = []
     for row in rows:
         values: list[str] = []
         for name in columns:
@@ -285,5 +277,5 @@ def _csv(rows: Sequence[SeedRow], columns: Sequence[str]) -> str:
             numbers = (share.value, share.low, share.high) if share else ("", "", "")
             values += [f"{number:.6g}" if number != "" else "" for number in numbers]
         seeds = " ".join(map(str, row.seeds))
-        writer.writerow([row.label, *values, seeds, row.people, "; ".join(row.notes)])
-    return text.getvalue()
+        lines.append([row.label, *values, seeds, str(row.people), "; ".join(row.notes)])
+    return PlainTable("Seeds", ["audit", *limits, "seeds", "people", "notes"], lines)

@@ -24,8 +24,9 @@ from frostglass.report.entry import (
     rank,
     strongest,
 )
+from frostglass.report.facts import RunFacts, Utility
 from frostglass.report.labels import accuracy_images, known
-from frostglass.report.load import Run, RunFacts, Utility
+from frostglass.report.load import Run
 from frostglass.report.text import Kind, listed, spoken
 
 Tried = Literal["tried", "vacuous", "missing", "needless"]
@@ -175,6 +176,14 @@ class Study:
         return all(subject.vacuous for subject in self.subjects)
 
     @property
+    def redacted(self) -> bool:
+        return any(run.redacted for run in self.runs)
+
+    @property
+    def shows_images(self) -> bool:
+        return all(run.shown for run in self.runs)
+
+    @property
     def weak_embedder(self) -> bool:
         """Does the embedder hardly tell people apart? Then no similarity means anything."""
         if self.surface == "model":
@@ -233,6 +242,11 @@ class Study:
     def failed(self) -> list[str]:
         """Audits that are missing, and why."""
         return list(dict.fromkeys(reason for run in self.runs for reason in run.facts.failed))
+
+    @property
+    def partial(self) -> bool:
+        """Is an audit of these runs missing?"""
+        return bool(self.failed or self.not_run)
 
     @property
     def untried(self) -> dict[str, str]:

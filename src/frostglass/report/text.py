@@ -13,8 +13,10 @@ JOINER = "\u2060"  # forbids a line break
 
 
 class Interval(Protocol):
-    low: float
-    high: float
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
 
 
 def number(value: float | None, kind: Kind = "plain") -> str:

@@ -25,6 +25,12 @@ def seconds_of(folder: Path) -> float:
     return float(seconds)
 
 
+def finished_at(folder: Path) -> str:
+    """Return when a step was finished, in UTC; "" for one that does not say it."""
+    finished = _read(folder / TIMING).get("finished")
+    return finished if isinstance(finished, str) else ""
+
+
 def earlier_attempts(partial: Path) -> dict[str, Any]:
     """Return attempts, seconds and conditions of an unfinished step.
 

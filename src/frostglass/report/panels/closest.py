@@ -6,7 +6,7 @@ from torch import Tensor
 
 from frostglass.report.charts import LARGE, data_uri
 from frostglass.report.entry import Entry
-from frostglass.report.parts import Heading, Note, Pair, Pairs, Part, Section
+from frostglass.report.parts import Details, Heading, Note, Pair, Pairs, Part, Section
 from frostglass.report.study import Study
 from frostglass.report.text import number
 
@@ -15,26 +15,29 @@ MAX_PEOPLE = 4  # in each row
 
 
 def closest_sections(study: Study, image_bytes: int) -> tuple[list[Section], int]:
-    """Return the section of large images, and its size; none if faces are redacted."""
-    if any(run.redacted for run in study.runs):
+    """Return the section of large images, and its size; none if there are no faces to show."""
+    if study.redacted or not study.shows_images:
         return [], 0
     entries = [subject.strongest for subject in study.subjects if not subject.strongest.embeds]
     count = _affordable(entries[:MAX_SUBJECTS], image_bytes)
     if not count:
         return [], 0
     content: list[Part] = [Note(_note(study, len(entries)))]
+    others: list[Part] = []
     for entry in entries[:MAX_SUBJECTS]:
         exposed, nearest = ranked(entry)
         limit = number(entry.threshold)
         content += [Heading(f"Most exposed: {entry.label}")]
         content += [_pairs(study, entry, exposed[:count])] if exposed else [Note("Nobody.")]
         if nearest:
-            content += [
+            others += [
                 Heading(f"Nearest to being recognised: {entry.label}"),
                 Note(f"Not accepted: their match is not above the threshold of {limit}."),
                 _pairs(study, entry, nearest[:count]),
             ]
-    pairs = [pair for part in content if isinstance(part, Pairs) for pair in part.pairs]
+    shown = [part for part in (*content, *others) if isinstance(part, Pairs)]
+    pairs = [pair for part in shown for pair in part.pairs]
+    content += [Details("Who comes nearest to being recognised", others)] if others else []
     used = sum(len(pair.real) + len(pair.reconstruction) for pair in pairs)
     return [Section("Closest", "The most exposed people", content)], used
 

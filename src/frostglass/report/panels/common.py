@@ -14,13 +14,35 @@ from frostglass.report.entry import Entry, strongest
 from frostglass.report.load import Run
 from frostglass.report.networks import EvaluatorFacts
 from frostglass.report.panels.closest import closest_sections
-from frostglass.report.panels.images import images_section
+from frostglass.report.panels.images import images_sections
+from frostglass.report.panels.people import (
+    every_person,
+    people_section,
+    price_section,
+    strata_sections,
+)
+from frostglass.report.panels.summary import checks_section, files_table, summary
+from frostglass.report.panels.threat import (
+    cost_section,
+    limits_section,
+    not_run_section,
+    threat_section,
+)
 from frostglass.report.panels.verification import verification_section
 from frostglass.report.plot import NARROW, draw, key
 from frostglass.report.recognition import top1_short
 from frostglass.report.study import Study, Subject
 from frostglass.report.text import Kind, number, slug, span, spoken, toml
 from frostglass.report.tradeoff import tradeoff
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a page is made: bytes of its images, and runs that its stores do not confirm."""
+
+    image_bytes: int
+    distrusted: frozenset[str] = frozenset()
+
 
 MAX_TILES = 4  # subjects with a tile beside the answer
 STAR = Markup(
@@ -35,22 +57,34 @@ TRIED: dict[str, tuple[parts.Status, str]] = {
 
 def panel(
     study: Study,
-    image_bytes: int,
+    look: Look,
     notes: Sequence[str],
-    above: Sequence[parts.Section],
-    below: Sequence[parts.Section],
+    findings: Sequence[parts.Section],
+    controls: parts.Section,
+    appendix: Sequence[parts.Section],
 ) -> parts.Panel:
-    """Put answer, tiles and notes before the sections, images and settings between and after."""
-    closest, used = closest_sections(study, image_bytes // 2)
-    images = images_section(study, image_bytes - used)
-    checked = verification_section(study)
-    sections = [*above, *closest, images, checked, *below, settings_section(study)]
+    """Put page one before findings, people, controls and limits, and the rest into the appendix."""
+    closest, used = closest_sections(study, look.image_bytes // 2)
+    sections = [
+        *(threat_section(study), *findings, *closest, people_section(study)),
+        *(*strata_sections(study), price_section(study), verification_section(study), controls),
+        *(cost_section(study), not_run_section(study), limits_section(study)),
+    ]
+    more = [
+        *checks_section(study, look.distrusted),
+        *images_sections(study, look.image_bytes - used),
+        every_person(study, exposed_items),
+        *appendix,
+        parts.Section("Files", "Files of the audited models", [files_table(study)]),
+        settings_section(study),
+    ]
     said, sound = answer(study), [s for s in study.subjects if not s.vacuous]
     tiles = [_tile(study, subject) for subject in sound] if len(sound) <= MAX_TILES else []
     reasons = [(names, reason) for reason, names in study.vacuous_reasons.items()]
-    more = shared_notes(study, reasons=not said["vacuous"])
+    read = [*notes, *shared_notes(study, reasons=not said["vacuous"])]
+    first = summary(study, look.distrusted)
     return parts.Panel(
-        study.name, said["vacuous"], reasons, said["sentences"], tiles, [*notes, *more], sections
+        study.name, first, said["vacuous"], reasons, said["sentences"], tiles, read, sections, more
     )
 
 
@@ -211,7 +245,7 @@ def void_note(study: Study) -> list[parts.Part]:
     return [parts.Note(text)] if study.vacuous_reasons else []
 
 
-def kinds_table(study: Study) -> parts.Table:
+def kinds_table(study: Study) -> parts.Part:
     noun = "model" if study.surface == "model" else "protection"
 
     def cell(state: str) -> parts.Cell:
@@ -223,7 +257,8 @@ def kinds_table(study: Study) -> parts.Table:
         for subject in study.subjects
     ]
     head = [noun, *study.subjects[0].attack_kinds]
-    return parts.Table(f"Kinds of attack tried on each {noun}", head, rows)
+    table = parts.Table(f"Kinds of attack tried on each {noun}", head, rows, long=study.many)
+    return parts.folded_if(study.many, f"Kinds of attack on {len(rows)} subjects", table)
 
 
 def exposed_items(study: Study, entries: Sequence[Entry]) -> parts.Items:

@@ -4,8 +4,8 @@ import torch
 
 from frostglass.metrics._lda import lda_chance
 from frostglass.report import parts
-from frostglass.report.entry import Entry, strongest
-from frostglass.report.load import Utility
+from frostglass.report.entry import Entry
+from frostglass.report.facts import Utility
 from frostglass.report.panels import common
 from frostglass.report.panels.measures import measures_sections
 from frostglass.report.recognition import rate
@@ -45,13 +45,13 @@ COST_NOTES = (
 )
 
 
-def features_panel(study: Study, image_bytes: int) -> parts.Panel:
+def features_panel(study: Study, look: common.Look) -> parts.Panel:
     plot = common.tradeoff_parts(study)
     title = "What a protection gains, and what it costs"
-    above = [_matrix(study), *([parts.Section("Trade-off", title, plot)] if plot else [])]
-    below = [_scores(study), *measures_sections(study), _protections(study), _controls(study)]
+    findings = [_matrix(study), *([parts.Section("Trade-off", title, plot)] if plot else [])]
+    appendix = [_scores(study), *measures_sections(study), _protections(study)]
     notes = [*_definitions(study), *feature_notes(study)]
-    return common.panel(study, image_bytes, notes, above, below)
+    return common.panel(study, look, notes, findings, _controls(study), appendix)
 
 
 def _definitions(study: Study) -> list[str]:
@@ -292,12 +292,6 @@ def _controls(study: Study) -> parts.Section:
             "that learns from the network is adaptive."
         ),
         common.kinds_table(study),
-        parts.Heading("Most exposed people"),
-        parts.Note(
-            "At most five per protection, with the mean similarity of the strongest attack’s "
-            "reconstructions."
-        ),
-        common.exposed_items(study, [strongest(subject.entries) for subject in study.subjects]),
         *common.closing_controls(study),
     ]
     return parts.Section("Controls", "Controls: can these numbers be believed?", content)

@@ -46,7 +46,10 @@ def _spread(total: int, count: int) -> list[int]:
     return [round(step * (total - 1) / max(1, count - 1)) for step in range(count)]
 
 
-def images_section(study: Study, image_bytes: int) -> Section:
+def images_sections(study: Study, image_bytes: int) -> list[Section]:
+    """Return the section of images; none on a page without images."""
+    if not study.shows_images:
+        return []
     tables = people_shown(study, image_bytes)
     people, included = len(study.first.identities), sum(map(len, tables))
     count = number(people, "count")
@@ -75,7 +78,7 @@ def images_section(study: Study, image_bytes: int) -> Section:
         rest = number(included - len(tables[0]), "count")
         galleries = [_gallery(study, places) for places in tables[1:]]
         parts.append(Details(f"The other {rest} people", galleries))
-    return Section("Images", "What the attacker sees", parts)
+    return [Section("Images", "What the attacker sees", parts)]
 
 
 def _note(study: Study) -> str:

@@ -3,7 +3,7 @@
 from frostglass.metrics.base import SHARES
 from frostglass.report import parts
 from frostglass.report.entry import Entry
-from frostglass.report.load import Measured
+from frostglass.report.facts import Measured
 from frostglass.report.measures import explained, further_scores, gains
 from frostglass.report.panels import common
 from frostglass.report.study import Study

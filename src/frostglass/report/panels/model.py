@@ -41,14 +41,17 @@ CONVENTIONS = {
     "top5": "among the evaluator's five best guesses, mean",
     "top5_last": "among the five best guesses, last image only (LOMMA, TL-DMI)",
 }
+MAX_DRAWN = 6  # audits on one scale that are not folded away
 Check = tuple[str, str, list[parts.Cell]]  # name, meaning, and a cell for each audit or for all
 
 
-def model_panel(study: Study, image_bytes: int) -> parts.Panel:
-    above = [matrix_section(study)] if has_matrix(study) else []
-    below = [_scores(study), *measures_sections(study), _training(study), _controls(study)]
+def model_panel(study: Study, look: common.Look) -> parts.Panel:
+    matrix = [matrix_section(study)] if has_matrix(study) else []
+    papers = parts.Section("Papers", "How the papers would have counted it", _conventions(study))
+    appendix = [_all_scores(study), *measures_sections(study), _training(study), papers]
     notes = [*_definitions(study), *training_notes(study)]
-    return common.panel(study, image_bytes, notes, above, below)
+    findings = [*matrix, _scores(study)]
+    return common.panel(study, look, notes, findings, _controls(study), appendix)
 
 
 def _definitions(study: Study) -> list[str]:
@@ -100,15 +103,20 @@ def _scores(study: Study) -> parts.Section:
             for each in (int(name.rpartition("_")[2]) - 1 for name in study.first.top1)
         ),
     ]
-    content: list[parts.Part] = [
-        *common.tradeoff_parts(study),
+    drawn: list[parts.Part] = [
         parts.Tracks(lines, scale()),
         parts.Items([*legend, "┆ prior only: random images from the same generator"], "legend"),
         parts.Note(text, "note after"),
-        _scores_table(study),
-        parts.Note(_scores_note(study)),
     ]
+    if len(lines) > MAX_DRAWN:
+        drawn = [parts.Details(f"Scores of {len(lines)} audits on one scale", drawn)]
+    content = [*common.tradeoff_parts(study), *drawn]
     return parts.Section("Scores", "How much leaks, and what a defense costs", content)
+
+
+def _all_scores(study: Study) -> parts.Section:
+    content = [_scores_table(study), parts.Note(_scores_note(study))]
+    return parts.Section("All scores", "All scores", content)
 
 
 def _scores_table(study: Study) -> parts.Table:
@@ -303,12 +311,6 @@ def _void(cell: parts.Cell) -> parts.Cell:
 
 
 def _controls(study: Study) -> parts.Section:
-    weaker = [entry for entry in study.entries if study.many and not _leads(study, entry)]
-    leading = [entry for entry in study.entries if entry not in weaker]
-    exposed: list[parts.Part] = [common.exposed_items(study, leading)]
-    if weaker:
-        summary = f"In the {number(len(weaker), 'count')} audits by other attacks"
-        exposed.append(parts.Details(summary, [common.exposed_items(study, weaker)]))
     content: list[parts.Part] = [
         *_checks_table(study),
         *common.void_note(study),
@@ -326,20 +328,9 @@ def _controls(study: Study) -> parts.Section:
             )
             for kinds, names in study.untried.items()
         ),
-        parts.Heading("Most exposed people"),
-        parts.Note(
-            "At most five per audit, with the share of their images by which they would be "
-            "recognised."
-        ),
-        *exposed,
         *common.closing_controls(study),
-        parts.Details("How the papers would have counted it", _conventions(study)),
     ]
     return parts.Section("Controls", "Controls: can these numbers be believed?", content)
-
-
-def _leads(study: Study, entry: Entry) -> bool:
-    return any(entry is subject.strongest for subject in study.subjects)
 
 
 def _checks_table(study: Study) -> list[parts.Part]:
@@ -363,7 +354,9 @@ def _checks_table(study: Study) -> list[parts.Part]:
         for name, meaning, cells in controls
     ]
     head = ["audit", *(name for name, _, _ in each)]
-    return [parts.Table(label, head, rows, long=True), parts.Items(notes, "plain note")]
+    table = parts.Table(label, head, rows, long=True)
+    shown = parts.folded_if(True, f"Controls of all {len(rows)} audits", table)
+    return [shown, parts.Items(notes, "plain note")]
 
 
 def _conventions(study: Study) -> list[parts.Part]:
