@@ -69,7 +69,9 @@ def quick_audit(experiment, store):
     """Stands for an audit: a step that all share, and one for each model."""
     store.step(step(name="split"), None, seed=0)
     store.step(step(make, name="attack"), [d.name for d in experiment.defenses], seed=0)
-    return SimpleNamespace(controls=SimpleNamespace(warnings=()))
+    made = SimpleNamespace(key="made")
+    controls = SimpleNamespace(warnings=())
+    return SimpleNamespace(controls=controls, reconstructions=made, rows=made)
 
 
 @pytest.fixture

@@ -89,7 +89,8 @@ def run_all(
         for label, result in results(jobs, store):
             if not isinstance(result, Exception):
                 done[label] = result
-                store.record(f"audit {label}", 0, audit_values(result))
+                if store.log:
+                    store.record(f"audit {label}", 0, audit_values(result))
             elif isinstance(result, BudgetReached):
                 not_run.append(f"{label}: {result}")
             elif len(chosen) == 1:
