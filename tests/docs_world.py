@@ -55,7 +55,10 @@ SMALLER: dict[str, dict[str, str]] = {
     "docs/tutorial-researcher.md": {},
 }
 # Code that cannot run in a test, by a word of it, and why.
-NOT_RUN = {"ray_cluster": "needs a Ray cluster; tests/slow/test_cluster.py has one"}
+NOT_RUN = {
+    "ray_cluster": "needs a Ray cluster; tests/slow/test_cluster.py has one",
+    "serve_study": "serves until it is interrupted; tests/unit/test_study_server.py does both",
+}
 
 
 # Pages whose code is nearly that of others.

@@ -215,6 +215,9 @@ class NoWork:
     def progress(self, done, total, note=""):
         pass
 
+    def record(self, step, values):
+        pass
+
     share = Work.share
 
 

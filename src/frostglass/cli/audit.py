@@ -117,7 +117,6 @@ def audit(
     agree(values, own, store, threads, yes=yes, quiet=as_json)
     from frostglass.cli.run import run_settings
 
-    options: Any = {"as_json": as_json, "threads": threads, "redact": redact}
-    options |= {"spread": Spread(workers), "time_budget": time_budget, "log": log}
-    options |= {"images": not no_images}
+    options: Any = {"as_json": as_json, "threads": threads, "redact": redact, "log": log}
+    options |= {"spread": Spread(workers), "time_budget": time_budget, "images": not no_images}
     run_settings(values, store, out, **options)

@@ -60,6 +60,7 @@ class Experts(ImitatingPrior):
     whose first guess is y weighs w = (1 - β) / (1 - βⁿ⁺¹), n the number of draws with y among the
     `top` guesses. The prior keeps draws and scores, so that `smile` starts from the best ones.
 
+    Use: the prior of `smile`.
     Paper: Li et al., From Head to Tail: Efficient Black-box Model Inversion Attack via Long-tailed
     Learning (SMILE), CVPR 2025, arXiv 2503.16266.
     Differs: facts are from the released code and the abstract, the paper's text was not at hand.

@@ -57,6 +57,8 @@ class Smile(QueryAttack):
     target in a wider box, from there, with `max_queries` scores. `prior.name = "experts"` is the
     published surrogate; what it asked of the target is counted as queries.
 
+    Use: the attacker sees scores and pays for each query; compare it with `mirror_genetic` at equal
+        queries.
     Paper: Li et al., From Head to Tail: Efficient Black-box Model Inversion Attack via Long-tailed
         Learning (SMILE), CVPR 2025, arXiv 2503.16266.
     Differs: facts are from the released code and the abstract, the paper's text was not at hand.
