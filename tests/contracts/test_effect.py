@@ -109,7 +109,8 @@ LOKT_GAN = {
     "steps": 500,
     "warmup": 10,
 }
-SLOW = ("lokt", "ppdgmi")  # a prior that is trained, a generator that is tuned for each person
+# A prior that is trained; a generator, and a copy of the target, that are tuned for each person.
+SLOW = ("lokt", "ppdgmi", "unlearn")
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic", "smile")  # attacks on a StyleGAN
 
 

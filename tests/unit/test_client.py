@@ -28,7 +28,10 @@ from frostglass.training.settings import Training, targets_for
 from worlds import same_weights
 
 SHAPE = (3, 16, 16)
-SHORT = {"steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4}
+SHORT = {
+    "steps": 2, "inner_steps": 2, "terms": 2, "critic_steps": 1, "batch": 4,
+    "first_steps": 2, "index_steps": 2, "pool": 4,
+}  # fmt: skip
 
 
 def reseal(folder):

@@ -182,7 +182,7 @@ def test_run_folder_holds_every_number(finished, tmp_path):
     assert mean == pytest.approx(facts["audits"][0]["scores"]["top1_1"]["value"])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(finished, tmp_path, seed):
     folder, _ = finished
     rng = random.Random(seed)
@@ -378,6 +378,7 @@ def test_students_of_each_target_share_the_prior_they_are_added_to(tmp_path):
     assert [row["done"] for row in rows if row["step"] == "prior"] == [True] * 3
 
 
+@pytest.mark.slow
 def test_students_of_a_prior_that_is_fitted_share_nothing(tmp_path):
     config = GRID | {"prior": TAUGHT | {"base": TIED}, "attack": LOMMA | {"critic_weight": 0.0}}
     planned = estimate(experiments(config), Store(tmp_path))["steps"]

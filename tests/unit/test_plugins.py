@@ -73,6 +73,7 @@ def test_an_installed_method_is_listed_and_explained(installed: Path) -> None:
     assert "batches of 64 draws" in text
 
 
+@pytest.mark.slow
 def test_an_installed_method_runs_and_is_estimated(installed: Path) -> None:
     (installed / "plugin.toml").write_text(CONFIG)
     check = frostglass(installed, "check", "plugin.toml", "--json")
