@@ -66,9 +66,10 @@ TOY = {
     "attack": {"name": "latent", "steps": 2},
     "judging": {"identities": 3, "images": 2},
 }
+GAME = {"name": "adv_learn", "pixel": 1.0, "decoder_width": 4, "head_start": 1, "public_batch": 8}
 GRID = {key: value for key, value in TOY.items() if key != "attack"} | {
     "grid": {
-        "defenses": [[], [{"name": "adv_learn", "pixel": 1.0}], [CRAFT]],
+        "defenses": [[], [GAME], [CRAFT]],
         "case": [
             {
                 "case": "decoder",
