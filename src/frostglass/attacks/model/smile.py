@@ -83,7 +83,6 @@ class Smile(QueryAttack):
             its best p_y has risen by no more than `flat` over this many queries; by default a sixth
             of max_queries, at least 20; 0 takes all, as published.
         flat: how far p_y may rise and still count as flat.
-        candidates: searches per person, each from another draw. keep: images returned per person.
     """
 
     title = "SMILE"
