@@ -15,12 +15,15 @@ from frostglass.attacks.model.unlearn import Unlearn
 from frostglass.core.assets import Assets
 from frostglass.core.errors import AccessError, ConfigError, RunError
 from frostglass.core.method import AuditSize
+from frostglass.core.objective import margin
 from worlds import PUBLIC, NoWork, prior, same_weights, styled_prior, target
 
 # From the best draws of a pool, which all lead to the louder person.
 BASE = {"name": "gmi", **SEARCH, "pool": 40}
 REPEL = Repel(base=BASE, rounds=2, searches=2, keep=2, repulsion=40.0)
-UNLEARN = Unlearn(base=BASE, rounds=2, searches=2, keep=2, tuning=60, tuning_lr=0.2)
+UNLEARN = Unlearn(
+    base=BASE, rounds=2, searches=2, keep=2, tuning=60, tuning_lr=0.2, keep_weight=3.0
+)
 BOTH = pytest.mark.parametrize("attack", [REPEL, UNLEARN], ids=["repel", "unlearn"])
 
 
@@ -92,6 +95,40 @@ def test_a_copy_forgets_what_was_found_and_keeps_other_answers():
     assert copy.view.labels(left) == 0
     with pytest.raises(RunError, match=r"not finite: lower attack\.tuning_lr"):
         UNLEARN._forget(copy, left * torch.nan, torch.tensor([0]))
+
+
+def test_a_copy_is_trained_no_longer_than_it_takes_to_forget(monkeypatch):
+    """Further steps would change the copy more, and cost time."""
+    view = crowd(left=14.0, right=10.0).view(["gradients"])
+    copy = UNLEARN.prepare(view, knowledge(), seed=0)
+    UNLEARN.begin(view, copy)
+    left = torch.tensor([[[[0.2, 0.8]]]])
+    steps = []
+    step = torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: steps.append(step(self)))
+    UNLEARN._forget(copy, left, torch.tensor([0]))
+    assert 1 < len(steps) < UNLEARN.tuning
+    gap = margin(copy.view.logits(left), torch.tensor([0]))
+    assert gap >= UNLEARN.gap
+    steps.clear()
+    replace(UNLEARN, tuning=1)._forget(copy, left, torch.tensor([0]))
+    assert len(steps) == 1
+
+
+def test_searches_on_a_copy_are_not_padded(monkeypatch):
+    """A chain's searches are always together, so that no padding is needed for equal bits."""
+    view, shown = crowd(left=14.0, right=10.0).view(["gradients"]), []
+    logits = type(view).logits
+
+    def watched(self, images):
+        shown.append((self is view, images.requires_grad, len(images)))
+        return logits(self, images)
+
+    monkeypatch.setattr(type(view), "logits", watched)
+    invert(UNLEARN, view, knowledge(), people=[0], seed=0, work=NoWork())
+    searched = {(own, rows) for own, gradient, rows in shown if gradient}
+    assert {rows for own, rows in searched if not own} <= {1, 2}
+    assert {rows for own, rows in searched if own} <= {2, 16}
 
 
 def test_references_are_draws_where_there_are_no_public_images():

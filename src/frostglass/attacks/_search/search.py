@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from frostglass.attacks._search.row_rng import RowRng
-from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
+from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows, search_multiple
 
 Betas = tuple[float, float]
 OptimizerName = Literal["nesterov", "momentum", "adam"]
@@ -102,7 +102,8 @@ def descend(
     rows, and smaller ones replace them as rows stop. If `alike` is given, the first has exactly N
     rows where a trial shows that kernels round alike for N; it remembers the trials of one attack.
     """
-    multiple, alike = batch_multiple, {len(start): False} if alike is None else alike
+    batch_multiple = multiple = search_multiple(batch_multiple)
+    alike = {len(start): False} if alike is None else alike
     if len(start) % multiple and len(start) not in alike and not start.is_meta:  # a dry run
         alike[len(start)] = _rounds_alike(view, start, labels, rng, objective, multiple)
     multiple = 1 if alike.get(len(start)) else multiple

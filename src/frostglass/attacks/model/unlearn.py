@@ -19,8 +19,10 @@ from frostglass.core.method import AuditSize, Budget
 from frostglass.core.objective import margin
 from frostglass.core.parameters import parameters
 from frostglass.core.views import ModelView
+from frostglass.runtime.batching import unpadded
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
+from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.seeding import generator_for
 
 
@@ -45,10 +47,11 @@ class Unlearn(ChainedAttack):
     """Lists the people a class accepts: unlearns those found so far in a copy, and searches again.
 
     Searches as `base` does, in rounds. From the second round on, a copy of the target is first
-    trained for `tuning` steps of Adam on mean of max(0, gap - m(f)) + w · mean of KL(p_T(x) ‖
-    p_copy(x)), m(f) = max_{j≠y} l_j - l_y, where f are the images that earlier rounds of the chain
-    found and x are reference images; then the base searches with the copy. All images are ranked
-    by the margin of the target itself, which is never changed.
+    trained by Adam on mean of max(0, gap - m(f)) + w · mean of KL(p_T(x) ‖ p_copy(x)), m(f) =
+    max_{j≠y} l_j - l_y, where f are the images that earlier rounds of the chain found and x are
+    reference images. It stops once every m(f) reaches the gap, because further steps would only
+    change the copy more. Then the base searches with the copy. All images are ranked by the margin
+    of the target itself, which is never changed.
 
     The copy is trained for one person and chain at a time, always from the target's weights: what
     is found for a person does not depend on whom else is attacked. Starts are those of the target.
@@ -57,8 +60,8 @@ class Unlearn(ChainedAttack):
     Paper: none; our attack on a class that was trained on decoys besides its person.
 
     Args:
-        tuning: steps of training before each round but the first.
-        tuning_lr: Adam's step size in that training.
+        tuning: steps of training before each round but the first, at most.
+        tuning_lr: Adam's step size in that training; 1e-3 forgets in one step and breaks the copy.
         gap: how far below another class the found images must be, in logits.
         references: public images whose answers the copy must keep; prior draws if there are none.
         keep_weight: w, the weight of these answers.
@@ -67,10 +70,10 @@ class Unlearn(ChainedAttack):
     title = "Unlearn"
 
     tuning: AtLeastOne = 30
-    tuning_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    tuning_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2e-4
     gap: Positive = 5.0
     references: AtLeastOne = 64
-    keep_weight: Weight = 1.0
+    keep_weight: Weight = 7.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +99,7 @@ class Unlearn(ChainedAttack):
 
     def prepare(self, view: ModelView, assets: Assets, *, seed: int) -> _Copy:
         copy = view.copied()
+        lay_out(copy.module, fastest_layout(copy.module, view.image_shape))
         recipe = self.base_attack.recipe(copy, assets, seed=seed)
         return _Copy(copy, recipe, self._references(assets, seed))
 
@@ -127,7 +131,7 @@ class Unlearn(ChainedAttack):
         )
         for state, labels, draws, found in parts:
             self._forget(copy, found, labels[:1])
-            with frozen(copy.view.module):
+            with frozen(copy.view.module), unpadded():  # a chain's searches are always together
                 results.append(copy.recipe.search(state, labels, draws))
         traces = [result.trace for result in results if result.trace is not None]
         return SearchResult(  # without scores, which would be those of different copies
@@ -146,10 +150,12 @@ class Unlearn(ChainedAttack):
         optimizer = torch.optim.Adam(module.parameters(), lr=self.tuning_lr)
         labels = label.expand(len(found))
         for _ in range(self.tuning):
-            forgotten = F.relu(self.gap - margin(view.logits(found), labels)).mean()
+            remembered = F.relu(self.gap - margin(view.logits(found), labels))
+            if not remembered.any():
+                break
             answers = view.logits(copy.images).log_softmax(1)
             kept = F.kl_div(answers, copy.scores, reduction="batchmean")
-            loss = forgotten + self.keep_weight * kept
+            loss = remembered.mean() + self.keep_weight * kept
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
