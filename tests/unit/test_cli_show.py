@@ -104,6 +104,16 @@ def test_show_explains_a_method(name):
             and ("required" if parameter["required"] else value) in line
             for line in done.out.splitlines()
         )
+    words = " ".join(done.out.split())
+    assert all(meaning in words for meaning in facts["meanings"].values())
+
+
+def test_show_explains_a_parameter_once():
+    """A remark of a subclass follows what its base says."""
+    shown = frostglass("show", "unlearn").out
+    assert shown.count("\n  searches = 3  (int)\n") == 1
+    assert "searches of a group, side by side. a round is such a group.\n" in shown
+    assert not any(line.startswith("searches:") for line in shown.splitlines())
 
 
 def test_show_of_a_class_by_its_path(here):
@@ -111,8 +121,7 @@ def test_show_of_a_class_by_its_path(here):
     done = frostglass("show", "shown_attack:Guess")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("shown_attack:Guess (attack, shown_attack)\n\nReturns grey images.")
-    assert "  shade = 0.5  (float)" in done.out
-    assert "shade: how bright they are." in done.out
+    assert "  shade = 0.5  (float)\n      how bright they are.\n" in done.out
     built_in = frostglass("show", "frostglass.attacks.model.gmi:Gmi").out
     assert built_in.partition("\n")[2] == frostglass("show", "gmi").out.partition("\n")[2]
 

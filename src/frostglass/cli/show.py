@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from frostglass.runtime.device import default_device
 from frostglass.runtime.environment import kernels
 from frostglass.store.store import Store
 
+COLUMNS, INDENT = 100, " " * 6  # of what a parameter means
+HANGING: Any = {"subsequent_indent": INDENT, "break_long_words": False, "break_on_hyphens": False}
 MODEL_SOURCES = """\
 timm:NAME        any classifier of timm
 torchvision:NAME any classifier of torchvision
@@ -67,8 +70,8 @@ def show_method(name: str, *, as_json: bool) -> None:
             value = "" if one["required"] else f" = {one['default']!r}"
             required = ", required" if one["required"] else ""
             print(f"  {one['name']}{value}  ({one['type']}{required})")
-    if facts["arguments"]:
-        print("\n" + facts["arguments"])
+            if meaning := facts["meanings"].get(one["name"]):
+                print(textwrap.fill(meaning, COLUMNS, initial_indent=INDENT, **HANGING))
     if facts["variants"]:
         print(f'\nVariants, for example variant = "{facts["variants"][0]["name"]}":')
         for one in facts["variants"]:

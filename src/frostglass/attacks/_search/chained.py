@@ -44,8 +44,8 @@ class ChainedAttack(GroupedAttack):
 
     Args:
         rounds: rounds of searches, one after the other.
-        searches: searches of a round, side by side.
-        candidates: chains per person.
+        searches: a round is such a group.
+        candidates: each is a chain.
     """
 
     rounds: AtLeastOne = 5
