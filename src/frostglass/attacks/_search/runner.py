@@ -37,6 +37,9 @@ from frostglass.store.files import Checkpoint, Work
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 
 
+STARTS = "starts"  # the checkpoint of the initial rows
+
+
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
     """Read one latent from each row: the row itself."""
     return state[:, None]
@@ -246,10 +249,16 @@ def _run(
     began: float,
     work: Work,
 ) -> Reconstructions:
-    before = view.queries
-    # All starts at once: their queries are then counted once, however often a run is resumed.
-    starts = recipe.start(people)
-    queries, seconds = view.queries - before, time.perf_counter() - began
+    def choose(_: int) -> Checkpoint:
+        before = view.queries
+        starts = recipe.start(people).cpu().contiguous()
+        seconds = time.perf_counter() - began
+        return {STARTS: starts}, {"queries": view.queries - before, "seconds": seconds}
+
+    # All starts at once and kept: asked for once, by one process, however often a run is resumed.
+    ((tensors, spent),) = work.share([STARTS], choose, lambda done: "starts")
+    starts, queries, seconds = tensors[STARTS], spent["queries"], spent["seconds"]
+    starts = starts.to(device_of(prior.generator))
     size = people_per_shard(attack.rows, attack.batch_multiple, starts.shape[1], len(people))
     groups = list(zip(people.split(size), starts.split(size), strict=True))
     images = CollectedImages(work, len(people))

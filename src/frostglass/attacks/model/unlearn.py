@@ -28,8 +28,9 @@ from frostglass.runtime.seeding import generator_for
 
 @dataclass
 class _Copy:
-    """A copy of the target, the attack bound to it, and the answers that it must keep."""
+    """A copy of a target, the attack bound to it, and the answers that it must keep."""
 
+    target: ModelView
     view: ModelView
     recipe: Recipe
     images: Tensor
@@ -39,6 +40,14 @@ class _Copy:
     def __post_init__(self) -> None:
         state = self.view.module.state_dict()
         self.weights = {name: tensor.clone() for name, tensor in state.items()}
+
+    def answers(self) -> Tensor:
+        """Return the target's answers; counted where starts were chosen, perhaps elsewhere."""
+        if self.scores is None:
+            before = self.target.queries
+            self.scores = self.target.scores(self.images)
+            self.target.queries = before
+        return self.scores
 
 
 @attacks.register
@@ -101,7 +110,7 @@ class Unlearn(ChainedAttack):
         copy = view.copied()
         lay_out(copy.module, fastest_layout(copy.module, view.image_shape))
         recipe = self.base_attack.recipe(copy, assets, seed=seed)
-        return _Copy(copy, recipe, self._references(assets, seed))
+        return _Copy(view, copy, recipe, self._references(assets, seed))
 
     def _references(self, assets: Assets, seed: int) -> Tensor:
         """Return images (references, C, H, W), the same for all people."""
@@ -117,7 +126,7 @@ class Unlearn(ChainedAttack):
 
     def begin(self, view: ModelView, given: Any) -> None:
         copy: _Copy = given
-        copy.scores = view.scores(copy.images)
+        copy.scores = view.scores(copy.images)  # counted
 
     def search_round(self, recipe: Recipe, given: Any, each: Round) -> SearchResult:
         copy: _Copy = given
@@ -143,7 +152,7 @@ class Unlearn(ChainedAttack):
 
     def _forget(self, copy: _Copy, found: Tensor, label: Tensor) -> None:
         """Train the copy, from the target's weights, so that it calls nothing found `label`."""
-        assert copy.scores is not None  # as `begin` sets them
+        answers = copy.answers()
         module, view, queries = copy.view.module, copy.view, copy.view.queries
         module.load_state_dict(copy.weights)
         module.requires_grad_(True)
@@ -153,8 +162,7 @@ class Unlearn(ChainedAttack):
             remembered = F.relu(self.gap - margin(view.logits(found), labels))
             if not remembered.any():
                 break
-            answers = view.logits(copy.images).log_softmax(1)
-            kept = F.kl_div(answers, copy.scores, reduction="batchmean")
+            kept = F.kl_div(view.logits(copy.images).log_softmax(1), answers, reduction="batchmean")
             loss = remembered.mean() + self.keep_weight * kept
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
