@@ -196,14 +196,15 @@ def test_restart_changes_nothing(name):
     attack = small(name, batch=2)
     world = (target(), usable(name))
     whole = run(attack, world)
-    work = MemoryWork(saves_before_death=2)
-    with pytest.raises(KilledError):
-        run(attack, world, work=work)
-    work.left = None
-    resumed = run(attack, world, work=work)
-    assert torch.equal(resumed.latents, whole.latents)
-    assert torch.equal(resumed.images, whole.images)
-    assert resumed.queries == whole.queries
+    for saves in (1, 3):  # the starts alone, and some of the searches too
+        work = MemoryWork(saves_before_death=saves)
+        with pytest.raises(KilledError):
+            run(attack, world, work=work)
+        work.left = None
+        resumed = run(attack, world, work=work)
+        assert torch.equal(resumed.latents, whole.latents)
+        assert torch.equal(resumed.images, whole.images)
+        assert resumed.queries == whole.queries
 
 
 VARIANTS = [(name, variant) for name in NAMES for variant in attacks.get(name).variants]

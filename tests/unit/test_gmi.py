@@ -9,6 +9,7 @@ from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
+from frostglass.store.files import Work
 from worlds import NoWork, prior, target
 
 
@@ -33,6 +34,24 @@ def test_defaults_are_the_published_ones():
         1500,
         1,
     )
+
+
+def test_starts_are_chosen_once(monkeypatch, tmp_path):
+    """A resumed run, or another process, takes them from the work folder."""
+    attack = Gmi(steps=2, candidates=2, keep=1, pool=40, critic_weight=0.0, batch=2)
+
+    def attacked(folder):
+        view = target().view(["gradients"])
+        return invert(attack, view, Assets(prior=prior()), people=[2, 0], work=Work(folder)), view
+
+    whole, view = attacked(tmp_path)
+    assert whole.queries == view.queries == 40 + 2 * 2 * 2 + 4  # pool, steps, and the read-out
+    for shard in tmp_path.glob("shard-*"):
+        shard.unlink()
+    monkeypatch.setattr(Gmi, "centres", None)  # would fail if it was called
+    again, view = attacked(tmp_path)
+    assert torch.equal(again.images, whole.images)
+    assert (again.queries, view.queries) == (whole.queries, whole.queries - 40)
 
 
 def test_one_step_by_hand():
