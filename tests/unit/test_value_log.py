@@ -11,7 +11,7 @@ import pytest
 from commands import TOY, error_of, frostglass
 from frostglass.auditing.run import run_all
 from frostglass.auditing.run_folder import write_run
-from frostglass.core.errors import ConfigError
+from frostglass.core.errors import ConfigError, RunError
 from frostglass.core.value_log import KINDS, ValueLog, open_log
 from frostglass.store.store import Store
 
@@ -96,7 +96,7 @@ def test_a_place_that_is_no_folder(kind, tmp_path, monkeypatch):
 
 
 def test_an_mlflow_that_cannot_be_used(tmp_path, monkeypatch):
-    """A server that does not answer, and mlflow-skinny, which lacks the database."""
+    """A server that is lost or never answers, and mlflow-skinny, which lacks the database."""
 
     class Refused(Exception):
         pass
@@ -105,6 +105,10 @@ def test_an_mlflow_that_cannot_be_used(tmp_path, monkeypatch):
     modules = (MagicMock(), SimpleNamespace(MlflowException=Refused), tracking)
     for name, module in zip(MLFLOW, modules, strict=True):
         monkeypatch.setitem(sys.modules, name, module)
+    log = open_log("mlflow:http://there", "run")
+    tracking.MlflowClient().log_metric.side_effect = Refused("gone")
+    with pytest.raises(RunError, match=r"values were lost \(gone\): run the same command again"):
+        log.record("target abc", 1, {"cross_entropy": 0.25})
     tracking.MlflowClient.side_effect = Refused("no\nanswer")
     with pytest.raises(ConfigError, match=r"mlflow: cannot use http://there \(no answer\)"):
         open_log("mlflow:http://there", "run")

@@ -6,11 +6,12 @@ None of these is required, and none changes a result: a log only receives number
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from frostglass.core.errors import ConfigError
+from frostglass.core.errors import ConfigError, RunError
 
 VARIABLE = "FROSTGLASS_LOG"
 
@@ -55,6 +56,7 @@ class MlflowLog(ValueLog):
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise _missing("mlflow", error) from error
+        self._error = MlflowException
         # A bare folder would be a file store, which newer versions of MLflow refuse.
         uri = place if "://" in place else f"sqlite:///{_folder('mlflow', place) / 'mlflow.db'}"
         try:
@@ -72,11 +74,24 @@ class MlflowLog(ValueLog):
             raise _unusable("mlflow", place, error) from error
 
     def record(self, what: str, step: int, values: Mapping[str, float]) -> None:
-        for key, value in values.items():
-            self._client.log_metric(self._run, _plain(f"{what}/{key}"), value, step=step)
+        with self._answering():
+            for key, value in values.items():
+                self._client.log_metric(self._run, _plain(f"{what}/{key}"), value, step=step)
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        with self._answering():
+            self._client.set_terminated(self._run)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turn the error of a server that is lost during a run into one line."""
+        try:
+            yield
+        except self._error as error:
+            raise RunError(
+                f"--log mlflow: values were lost ({_line(error)}): run the same command again, "
+                "which resumes, with another --log or none"
+            ) from error
 
 
 class WandbLog(ValueLog):
@@ -167,5 +182,8 @@ def _missing(package: str, error: ImportError) -> ConfigError:
 
 
 def _unusable(kind: str, place: str, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())
-    return ConfigError(f"--log {kind}: cannot use {place} ({reason}): give another place")
+    return ConfigError(f"--log {kind}: cannot use {place} ({_line(error)}): give another place")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
