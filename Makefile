@@ -52,7 +52,7 @@ docs: install
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo build/site/index.html
 
-# The notebooks with their results, in build/notebooks; takes a quarter of an hour.
+# The notebooks with their results, in build/notebooks; took ten minutes on one thread.
 notebooks: install
 	@for name in audit_your_model defend_and_compare protect_features; do \
 		$(BIN)/python notebooks/run.py notebooks/$$name.ipynb || exit 1; done

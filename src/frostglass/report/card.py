@@ -15,7 +15,7 @@ MEANS = """\
 LIMITS: Mapping[Surface, str] = {
     "model": f"""\
 {MEASURED}
-- The people are still in the weights. The defense makes them harder to reconstruct; it does not
+- The people are still in the weights. A defense makes them harder to reconstruct; it does not
   remove them.
 - An attacker with several guesses, or who knows something about a person (hair, age, a name),
   recovers more than the first guess says; "any guess" counts every candidate of an attack.
