@@ -109,8 +109,12 @@ LOKT_GAN = {
     "steps": 500,
     "warmup": 10,
 }
-# A prior that is trained; a generator, and a copy of the target, that are tuned for each person.
-SLOW = ("lokt", "ppdgmi", "unlearn")
+# A prior that is trained; a generator, and a copy of the target, that are tuned for each person;
+# several seconds each, where others show the same engine in less.
+SLOW = (
+    *("lokt", "ppdgmi", "unlearn"),
+    *("ifgmi", "mirror", "mirror_genetic", "modes", "repel", "smile"),
+)
 STYLED = ("ppa", "ifgmi", "mirror", "mirror_genetic", "smile")  # attacks on a StyleGAN
 
 

@@ -281,6 +281,7 @@ def test_diversity_ties_the_prior_to_a_target_and_leaves_that_alone():
         Context().train(PUBLIC, work=NoWork())
 
 
+@pytest.mark.slow
 def test_learns_what_the_rim_tells_of_the_hole():
     method = Context(
         diversity=0, latent=5, width=8, steps=90, critic_steps=2, batch=16, lr=2e-3, average=0.9

@@ -257,6 +257,7 @@ sys.stdout.write(json.dumps([costs["memory_mib"] * 2**20, most_resident()]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_needs_the_estimated_memory(tmp_path):
     wide = TINY | {
         "target": SMALL | {"options": {"width": 32}},

@@ -117,6 +117,7 @@ def test_every_term_of_the_losses_counts():
     assert not any(same_weights(kept[0], other) for other in kept[1:])
 
 
+@pytest.mark.slow
 def test_learns_to_look_like_its_data():
     """Trained on images of one colour, the generator's mean image comes near that colour."""
     colour = torch.tensor([230, 60, 100], dtype=torch.uint8)

@@ -24,7 +24,7 @@ from frostglass.store.lease import Lease, LeaseLost
 
 PARTS, LIST = "parts", "parts.json"
 CONDITIONS = "made_under"  # the value of a part that says under which conditions it was made
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1  # a look at one small file; parts of an attack can take few seconds
 
 
 class Leave(BaseException):

@@ -13,9 +13,10 @@ import torch
 from frostglass.core.errors import FrostglassError
 from frostglass.runtime.memory import keep_freed_memory
 from frostglass.store.executor import Assignment, Missing, Outcome, Pending
-from frostglass.store.sharing import POLL_SECONDS
 from frostglass.store.step import Event, Task
 from frostglass.store.store import Store
+
+UNSEEN_PAUSE = 0.5  # seconds before a step that is not seen yet is assigned again
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Worker:
             return Outcome(error)
         except Exception:  # noqa: BLE001 - a bug, whose traceback belongs to the main process
             return Outcome(RuntimeError(f"a worker failed\n{traceback.format_exc()}"))
-        time.sleep(POLL_SECONDS)  # until the folder may show it
+        time.sleep(UNSEEN_PAUSE)  # until the folder may show it
         return Outcome(unseen=unseen)
 
 
