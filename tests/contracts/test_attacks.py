@@ -194,9 +194,9 @@ def test_a_query_budget_is_kept(name):
 
 def test_restart_changes_nothing(name):
     attack = small(name, batch=2)
-    world = (target(), usable(name))
-    whole = run(attack, world)
-    for saves in (1, 3):  # the starts alone, and some of the searches too
+    world, unbroken = (target(), usable(name)), MemoryWork()
+    whole = run(attack, world, work=unbroken)
+    for saves in (1, len(unbroken.kept)):  # the first part of the starts or searches, and all
         work = MemoryWork(saves_before_death=saves)
         with pytest.raises(KilledError):
             run(attack, world, work=work)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from frostglass.attacks._search.select import Candidates, by_score, in_order
-from frostglass.attacks._search.start import Pool
+from frostglass.attacks._search.start import Pool, scored
 from frostglass.attacks.base import invert
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
@@ -36,22 +36,46 @@ def test_defaults_are_the_published_ones():
     )
 
 
-def test_starts_are_chosen_once(monkeypatch, tmp_path):
-    """A resumed run, or another process, takes them from the work folder."""
+def test_a_pool_is_scored_once(tmp_path):
+    """A resumed run, or another process, takes its parts from the work folder."""
     attack = Gmi(steps=2, candidates=2, keep=1, pool=40, critic_weight=0.0, batch=2)
 
-    def attacked(folder):
+    def attacked():
         view = target().view(["gradients"])
-        return invert(attack, view, Assets(prior=prior()), people=[2, 0], work=Work(folder)), view
+        work = Work(tmp_path)
+        return invert(attack, view, Assets(prior=prior()), people=[2, 0], work=work), view
 
-    whole, view = attacked(tmp_path)
+    whole, view = attacked()
     assert whole.queries == view.queries == 40 + 2 * 2 * 2 + 4  # pool, steps, and the read-out
-    for shard in tmp_path.glob("shard-*"):
-        shard.unlink()
-    monkeypatch.setattr(Gmi, "centres", None)  # would fail if it was called
-    again, view = attacked(tmp_path)
-    assert torch.equal(again.images, whole.images)
-    assert (again.queries, view.queries) == (whole.queries, whole.queries - 40)
+    first, _, _ = sorted(tmp_path.glob("starts-*"))  # 16, 16 and 8 draws
+    for lost, asked in (([], 0), ([first], 16)):
+        for file in [*lost, *tmp_path.glob("shard-*")]:
+            file.unlink()
+        again, view = attacked()
+        assert torch.equal(again.images, whole.images)
+        assert (again.queries, view.queries) == (whole.queries, whole.queries - 40 + asked)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1, 1), (16, 1), (17, 2), (256, 16), (272, 9)])
+def test_parts_of_a_pool_are_whole_chunks(size, parts):
+    view, draws = target().view(["gradients"]), torch.arange(size, dtype=torch.float)
+    together, counts = [], []
+
+    def score(chunk):
+        together.append(len(chunk))
+        return 2 * chunk
+
+    def elsewhere(count, make):
+        counts.append(count)
+        return [*map(make, range(count))]
+
+    whole = scored(view, draws, score, batch=16)
+    assert torch.equal(whole, 2 * draws)
+    assert sorted(together) == sorted(map(len, draws.split(16)))
+    with view.parts_from(elsewhere):
+        assert torch.equal(scored(view, draws, score, batch=16), whole)
+    assert counts == [parts]
+    assert len(view.in_parts(3, torch.tensor)) == 3  # by this process again
 
 
 def test_one_step_by_hand():

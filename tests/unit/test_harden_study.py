@@ -207,6 +207,25 @@ def test_pairs_that_cannot_be_combined_are_left_out():
     assert titles == ["calor", "mid", "bido", "calor + bido", "mid + bido"]
 
 
+def test_a_base_gives_the_first_values_and_what_is_not_tuned():
+    bases = [{"name": "adv_learn", "decoder_width": 16, "pixel": 400.0}]
+    alone, other, pair = candidates(["adv_learn", "crafter"], SPLIT, bases)
+    assert alone.first() == {"adv_learn.pixel": 400.0}
+    table = {"name": "adv_learn", "decoder_width": 16, "pixel": 7.0}
+    assert alone.tables({"adv_learn.pixel": 7.0}) == [table]
+    assert pair.tables({"adv_learn.pixel": 7.0})[0] == table
+    assert other.tables({}) == [{"name": "crafter"}]
+    assert bases[0]["pixel"] == 400.0
+
+
+def test_a_variant_is_a_base():
+    bases = [{"name": "adv_learn", "variant": "published"}]
+    (candidate,) = candidates(["adv_learn"], SPLIT, bases)
+    assert candidate.first() == {"adv_learn.pixel": 4.0}
+    (method,) = built(candidate.tables({"adv_learn.pixel": 7.0}))
+    assert (method.pixel, method.decoder_form) == (7.0, "adv_learn")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -362,6 +362,33 @@ def test_parts_of_a_killed_process_are_made_by_the_other(tmp_path, killed):
     assert tree(root) == tree(tmp_path / "alone")
 
 
+def make_in_turns(_: None, *, folder: str, work: Work, **__: Any) -> Product:
+    """A step whose later parts need the earlier ones, as the searches of an attack need starts."""
+
+    def part(number: int) -> Checkpoint:
+        logged(Path(folder), str(number))
+        time.sleep(0.1 if number else 0.3)  # whoever makes another has to wait for the first
+        return {"value": torch.tensor(float(number))}, {}
+
+    values = []
+    for turn in ((0, 1), (2, 3, 4, 5)):
+        names = [f"part-{number}" for number in turn]
+        values += [t["value"] for t, _ in work.share(names, lambda n, turn=turn: part(turn[n]))]
+    work.save("after", {"value": torch.zeros(1)})
+    return Product(torch.stack(values))
+
+
+def test_a_helper_stays_for_parts_that_follow(tmp_path):
+    root, turns = tmp_path / "store", step(make_in_turns)
+    task = Task.of(turns, None, {"folder": str(tmp_path)}, 0, root)
+    owner = fork(lambda: Store(root).step(turns, None, folder=str(tmp_path), seed=0))
+    wait_for(lambda: open_parts(task.partial)[1])
+    helper = fork(lambda: Store(root).help(task))
+    assert (ended(owner), ended(helper)) == (0, 0)
+    makers = {int(part): int(pid) for pid, part in lines(tmp_path)}
+    assert {makers[number] for number in (2, 3, 4, 5)} == {owner, helper}
+
+
 def test_the_conditions_of_helpers_are_recorded(tmp_path):
     root = tmp_path / "store"
     owner = fork(lambda: sharing_job(tmp_path, 0.1, Store(root)))

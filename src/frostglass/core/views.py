@@ -1,9 +1,9 @@
 """Views: what an attacker may ask of a target, or of features that left a device."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,21 @@ from frostglass.runtime.hooks import (
 )
 from frostglass.runtime.tensors import weights_digest
 
+Make = Callable[[int], Tensor]
+
+
+def one_by_one(count: int, make: Make) -> list[Tensor]:
+    """Return `make(0)`, `make(1)` and so on."""
+    return [make(number) for number in range(count)]
+
+
+@dataclass
+class _Common:
+    """What all views of one target have in common: the count of queries, and who makes parts."""
+
+    queries: int = 0
+    parts: Callable[[int, Make], list[Tensor]] = one_by_one
+
 
 class ModelView:
     """Restricted access to a target; each image shown to it is counted in `queries`.
@@ -36,7 +51,7 @@ class ModelView:
         target: Target,
         access: frozenset[Capability],
         samples: int = 1,
-        counter: list[int] | None = None,
+        common: _Common | None = None,
         *,
         straight: bool = False,
     ):
@@ -50,7 +65,7 @@ class ModelView:
         self.access = access
         self._samples = samples
         self._straight = straight
-        self._counter = [0] if counter is None else counter
+        self._common = common or _Common()
         averaged = f"×{samples}" if samples > 1 else ""
         self.key = f"{target.key}:{'+'.join(sorted(access))}{averaged}"
 
@@ -65,11 +80,11 @@ class ModelView:
         if not isinstance(samples, int) or samples < 1:
             raise ConfigError(f"samples must be a whole number of at least 1, got {samples!r}")
         samples *= self._samples
-        return ModelView(self._target, self.access, samples, self._counter, straight=self._straight)
+        return ModelView(self._target, self.access, samples, self._common, straight=self._straight)
 
     def straightened(self) -> "ModelView":
         """Return this view with straight-through gradients at saturating layers; outputs stay."""
-        return ModelView(self._target, self.access, self._samples, self._counter, straight=True)
+        return ModelView(self._target, self.access, self._samples, self._common, straight=True)
 
     def copied(self) -> "ModelView":
         """Return a view of a copy of the target, whose weights may be changed.
@@ -78,7 +93,7 @@ class ModelView:
         """
         self._require("gradients")  # who has the weights can copy them
         target = replace(self._target, module=deepcopy(self.module).eval(), key="")
-        return ModelView(target, self.access, self._samples, self._counter, straight=self._straight)
+        return ModelView(target, self.access, self._samples, self._common, straight=self._straight)
 
     def by_unit(self) -> "tuple[ModelView, int]":
         """Return a view of a copy whose classes are the units of the head, and units per class.
@@ -110,11 +125,28 @@ class ModelView:
 
     @property
     def queries(self) -> int:
-        return self._counter[0]
+        return self._common.queries
 
     @queries.setter
     def queries(self, number: int) -> None:
-        self._counter[0] = number
+        self._common.queries = number
+
+    def in_parts(self, count: int, make: Make) -> list[Tensor]:
+        """Return `make(0)`, `make(1)` and so on: work for all people that does not depend on order.
+
+        While an attack chooses its starts, the processes of a run share it, and each part is made
+        once. The count must follow from the attack's parameters alone.
+        """
+        return self._common.parts(count, make)
+
+    @contextmanager
+    def parts_from(self, parts: Callable[[int, Make], list[Tensor]]) -> Iterator[None]:
+        """Get what `in_parts` returns from somewhere else, such as another process."""
+        before, self._common.parts = self._common.parts, parts
+        try:
+            yield
+        finally:
+            self._common.parts = before
 
     @property
     def module(self) -> nn.Module:
@@ -180,7 +212,7 @@ class ModelView:
     def _passes(self, needed: Capability, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         self._require(needed)
         for draw in range(self._samples):
-            self._counter[0] += len(images)
+            self._common.queries += len(images)
             with (
                 noise_drawn(self.module, draw),
                 straight_through(self.module) if self._straight else nullcontext(),

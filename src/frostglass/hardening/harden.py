@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.auditing.reader import Reader
+from frostglass.auditing.run_folder import described as as_table
 from frostglass.core.errors import ConfigError
+from frostglass.core.method import Method
 from frostglass.data.half import FEWEST
+from frostglass.defenses.base import defenses as registered
 from frostglass.hardening.budget import SearchBudget
 from frostglass.hardening.cases import Case, given_cases
 from frostglass.hardening.final import (
@@ -21,7 +25,7 @@ from frostglass.hardening.final import (
 )
 from frostglass.hardening.goal import Goal, goal_of
 from frostglass.hardening.output import Findings, write_results
-from frostglass.hardening.space import Candidate, Tunable, built, candidates
+from frostglass.hardening.space import Candidate, Tunable, Values, built, candidates
 from frostglass.hardening.study import (
     Outcome,
     Study,
@@ -68,7 +72,8 @@ class Plan:
             "files": fingerprint(self.exp.data),
             **self.goal.asked(),
             "defenses": {
-                each.title: plain(each.ranges, "ranges", False) for each in self.candidates
+                each.title: plain(each.ranges, "ranges", False) | _given(each)
+                for each in self.candidates
             },
         }
 
@@ -98,6 +103,8 @@ def plan_hardening(
     optuna_module()
     if seeds < 1:
         raise ConfigError(f"seeds: expected at least 1, got {seeds}")
+    bases = _bases(settings)
+    settings = {key: value for key, value in settings.items() if key != "defenses"}
     exp = _one(settings, goal)
     people = exp.data.counts()[0]
     if people < FEWEST:
@@ -107,8 +114,12 @@ def plan_hardening(
         )
     secret = (len(exp.data.secret_people()) + exp.split.secret) // 2
     tunable = Tunable(goal.surface, people // 2, secret)
-    names = defenses or [name for name in goal.preferred(exp) if tunable.ranges(name)]
-    chosen = candidates(names, tunable)
+    names = (
+        defenses
+        or [base["name"] for base in bases]
+        or [name for name in goal.preferred(exp) if tunable.ranges(name)]
+    )
+    chosen = candidates(names, tunable, bases)
     for each in chosen:  # refuses what a defense lacks, such as a prior
         Experiment.parse({**settings, "defenses": each.tables(each.first())})
     plan = Plan(
@@ -143,7 +154,9 @@ def harden(
 ) -> Hardening:
     """Tune defenses to the least verified leak at a utility, and measure the best on others.
 
-    `settings` are those of an ordinary audit without grid and defenses. Of a model give the least
+    `settings` are those of an ordinary audit without a grid; its defenses, if any, are those to
+    tune, with the parameters that are not tuned, unless `defenses` names others. Of a model give
+    the least
     `accuracy` that you accept; of features the least `utility` of the server's answers, `measure`
     being "mcc" or "auc". `out` gets the recommended model, the frontier, tables and the report; a
     stopped call resumes from it and from the store. `attacks` are the cases of the final table: a
@@ -215,12 +228,30 @@ def _conclude(
     return Hardening(out, chosen[0], tuple(chosen), tuple(trials), final, facts)
 
 
+def _given(candidate: Candidate) -> dict[str, Any]:
+    """Return what the config says of a candidate's defenses, if it says more than their names."""
+    given = [base for base in candidate.bases if len(base) > 1]
+    return {"given": given} if given else {}
+
+
+def _bases(settings: Mapping[str, Any]) -> list[Values]:
+    """Read the defenses of a config as tables; unlike those of an audit they act one by one."""
+    reader = Reader(settings)
+    methods = reader.methods("defenses", registered, [])
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    if twice := {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}:
+        raise ConfigError(f"defenses: {min(twice)} is there twice: a hardening tunes each once")
+    return [
+        as_table(given) if isinstance(given, Method) else dict(given)
+        for given in settings.get("defenses", [])
+    ]
+
+
 def _one(settings: Mapping[str, Any], goal: Goal) -> Experiment:
     """Read the one experiment of a config, and refuse what a hardening sets itself."""
     if "grid" in settings:
         raise ConfigError("grid: hardening takes a config of one experiment: remove [grid]")
-    if settings.get("defenses"):
-        raise ConfigError("defenses: hardening chooses them: remove them, or name them as options")
     ((_, exp),) = experiments(settings)
     goal.check(exp)
     if exp.target.weights:

@@ -1,5 +1,6 @@
 """What is tuned: each defense and each allowed pair, with the ranges of their parameters."""
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -27,18 +28,25 @@ class Suggests(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A defense or a pair of them, and the ranges of their parameters: `calor.rank` and so on."""
+    """A defense or a pair of them, and the ranges of their parameters: `calor.rank` and so on.
 
-    names: tuple[str, ...]
+    `bases` are the defenses as a config names them, with the parameters that are not tuned.
+    """
+
+    bases: tuple[Values, ...]
     ranges: Mapping[str, Range]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(base["name"] for base in self.bases)
 
     @property
     def title(self) -> str:
         return " + ".join(self.names)
 
     def first(self) -> Values:
-        """Return the default parameters, moved into their ranges: the first ones to try."""
-        methods = {name: defenses.get(name)() for name in self.names}
+        """Return the bases' parameters, moved into their ranges: the first ones to try."""
+        methods = dict(zip(self.names, built(self.bases), strict=True))
         return {
             key: _inside(getattr(methods[name], parameter), limits)
             for key, limits in self.ranges.items()
@@ -52,15 +60,13 @@ class Candidate:
     def tables(self, values: Values) -> list[Values]:
         """Return the defenses with these parameters as a config names them."""
         return [
-            {
-                "name": name,
-                **{
-                    key.removeprefix(f"{name}."): value
-                    for key, value in values.items()
-                    if key.startswith(f"{name}.")
-                },
+            base
+            | {
+                key.removeprefix(f"{base['name']}."): value
+                for key, value in values.items()
+                if key.startswith(f"{base['name']}.")
             }
-            for name in self.names
+            for base in self.bases
         ]
 
 
@@ -95,18 +101,23 @@ class Tunable:
         return method.strengths(self.classes, self.secret) if self.fits(method) else {}
 
 
-def candidates(names: Sequence[str], tunable: Tunable) -> list[Candidate]:
-    """Return each defense alone, then every pair that can be combined."""
+def candidates(
+    names: Sequence[str], tunable: Tunable, bases: Sequence[Values] = ()
+) -> list[Candidate]:
+    """Return each defense alone, then every pair that can be combined.
+
+    Those with a base begin from it and keep what is not tuned; the others have their defaults.
+    """
     if twice := [name for name in names if list(names).count(name) > 1]:
         raise ConfigError(f"defenses: {twice[0]} is named twice: name each once")
     ranges = {name: _ranges(name, tunable) for name in names}
-    alone = [Candidate((name,), ranges[name]) for name in names]
-    pairs = [
-        Candidate((one, other), ranges[one] | ranges[other])
-        for one, other in combinations(names, 2)
-        if not conflicts([defenses.get(one)(), defenses.get(other)()])
+    given = {base["name"]: dict(base) for base in bases}
+    chosen = [given.get(name, {"name": name}) for name in names]
+    pairs = [pair for pair in combinations(chosen, 2) if not conflicts(built(pair))]
+    return [
+        Candidate(each, dict(ChainMap(*(ranges[base["name"]] for base in reversed(each)))))
+        for each in [*((base,) for base in chosen), *pairs]
     ]
-    return alone + pairs
 
 
 def _ranges(name: str, tunable: Tunable) -> dict[str, Range]:

@@ -25,6 +25,7 @@ from frostglass.store.lease import Lease, LeaseLost
 PARTS, LIST = "parts", "parts.json"
 CONDITIONS = "made_under"  # the value of a part that says under which conditions it was made
 POLL_SECONDS = 0.1  # a look at one small file; parts of an attack can take few seconds
+PATIENCE = 10  # looks after which a helper leaves; to come back costs it more than this second
 
 
 class Leave(BaseException):
@@ -41,6 +42,7 @@ class SharedWork(Work):
     now: dict[str, Any] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
     helping: bool = False
+    _idle: int = 0  # looks at parts of others since this process made one
 
     def save(
         self, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any] = {}
@@ -83,6 +85,7 @@ class SharedWork(Work):
         with lease:
             if not self.load(name):  # else made between our look and our claim
                 tensors, values = make()
+                self._idle = 0
                 try:
                     lease.check()
                 except LeaseLost:  # taken over while this process slept: that part will be used
@@ -99,8 +102,9 @@ class SharedWork(Work):
         return part
 
     def _wait(self) -> None:
-        """Let others finish their parts; a helper has nothing to wait for."""
-        if self.helping:
+        """Let others finish their parts; a helper waits for what may come after them, not long."""
+        self._idle += 1
+        if self.helping and self._idle > PATIENCE:
             raise Leave
         if self.before_save:
             self.before_save()  # raises if the lease of the step was lost

@@ -36,8 +36,7 @@ from frostglass.store.files import Checkpoint, Work
 # From images and the numbers of their rows in a search to a further loss, one value per image.
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 
-
-STARTS = "starts"  # the checkpoint of the initial rows
+PART = "part"  # the tensor in a checkpoint of what starts need
 
 
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
@@ -49,7 +48,8 @@ def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
 class Recipe:
     """The parts of one attack, bound to a view and a prior.
 
-    `start(labels)` returns the initial rows (I, R, ...) of all attacked people at once.
+    `start(labels)` returns the initial rows (I, R, ...) of all attacked people at once. Every
+    process of a run calls it; what costs much is to be made by `view.in_parts`, which shares it.
     `search(state, labels, draws)` improves rows (N, ...) independently of each other; `draws` (N,)
     numbers the rows of a person. That of a `steerable` attack also takes an `ExtraLoss`.
     `read(state, labels, draws)` returns latents (N, D, ...) of each row. `show(latents, labels)`
@@ -249,16 +249,11 @@ def _run(
     began: float,
     work: Work,
 ) -> Reconstructions:
-    def choose(_: int) -> Checkpoint:
-        before = view.queries
-        starts = recipe.start(people).cpu().contiguous()
-        seconds = time.perf_counter() - began
-        return {STARTS: starts}, {"queries": view.queries - before, "seconds": seconds}
-
-    # All starts at once and kept: asked for once, by one process, however often a run is resumed.
-    ((tensors, spent),) = work.share([STARTS], choose, lambda done: "starts")
-    starts, queries, seconds = tensors[STARTS], spent["queries"], spent["seconds"]
-    starts = starts.to(device_of(prior.generator))
+    shared, before = _SharedParts(view, work), view.queries
+    with view.parts_from(shared):
+        starts = recipe.start(people).to(device_of(prior.generator)).contiguous()
+    queries = shared.queries + view.queries - before - shared.own_queries
+    seconds = shared.seconds + time.perf_counter() - began - shared.own_seconds
     size = people_per_shard(attack.rows, attack.batch_multiple, starts.shape[1], len(people))
     groups = list(zip(people.split(size), starts.split(size), strict=True))
     images = CollectedImages(work, len(people))
@@ -281,6 +276,37 @@ def _run(
         seconds += spent["seconds"]
     joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
     return Reconstructions(images.all(), **joined, queries=queries, seconds=seconds)
+
+
+class _SharedParts:
+    """Makes what starts need, or takes it from other processes; counts queries and seconds once.
+
+    Parts are kept: a resumed run asks the target for none of them again.
+    """
+
+    def __init__(self, view: ModelView, work: Work):
+        self._view, self._work, self._calls = view, work, 0
+        self.queries, self.seconds = 0, 0.0  # of all parts, whoever made them
+        self.own_queries, self.own_seconds = 0, 0.0  # of this process, for its parts and waiting
+
+    def __call__(self, count: int, make: Callable[[int], Tensor]) -> list[Tensor]:
+        self._calls += 1
+        names = [f"starts-{self._calls}-{number:05d}" for number in range(count)]
+
+        def made(number: int) -> Checkpoint:
+            began, before = time.perf_counter(), self._view.queries
+            tensors = {PART: make(number).cpu().contiguous()}
+            queries = self._view.queries - before
+            return tensors, {"queries": queries, "seconds": time.perf_counter() - began}
+
+        began, before, parts = time.perf_counter(), self._view.queries, []
+        for tensors, spent in self._work.share(names, made, lambda done: "starts"):
+            parts.append(tensors[PART])
+            self.queries += spent["queries"]
+            self.seconds += spent["seconds"]
+        self.own_queries += self._view.queries - before
+        self.own_seconds += time.perf_counter() - began
+        return parts
 
 
 def _shard(

@@ -1,5 +1,6 @@
 """Initial latents, drawn by derived seeds: no draw depends on batches, shards or restarts."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,11 +15,30 @@ from frostglass.runtime.seeding import generator_for
 
 Bonus = Callable[[Tensor], Tensor]  # from images (N, ...) to a score for each class, (N, K)
 POOL_CHUNK = 256  # draws that are scored together at most
+MOST_PARTS = 16  # of a pool, each made by one process
 
 
 def pool_chunk(batch: int) -> int:
     """Return how many draws of a pool are scored together: as many as a search shows at once."""
     return min(POOL_CHUNK, len(padded_rows(batch)))
+
+
+def scored(
+    view: ModelView, draws: Tensor, score: Callable[[Tensor], Tensor], *, batch: int
+) -> Tensor:
+    """Return the scores of a pool of draws (P, ...), by `score` of as many as are shown together.
+
+    Processes of a run share the work in parts of whole chunks: no draw's company depends on them.
+    """
+    chunks = draws.split(pool_chunk(batch))
+    size = math.ceil(len(chunks) / MOST_PARTS)
+
+    def part(number: int) -> Tensor:
+        with torch.no_grad():
+            own = chunks[number * size : (number + 1) * size]
+            return torch.cat([score(chunk).cpu() for chunk in own])
+
+    return torch.cat(view.in_parts(math.ceil(len(chunks) / size), part))
 
 
 def fresh(prior: Prior, labels: Tensor, candidates: int, *, seed: int, purpose: str) -> Tensor:
@@ -58,15 +78,14 @@ class Pool:
         bonus: Bonus | None = None,
         batch: int = POOL_CHUNK,
     ):
+        def margins(latents: Tensor) -> Tensor:
+            images = prior.images(latents)
+            # The logit margin ranks as the probability does, without its rounding to 0 and 1.
+            margin = class_margins(view.logits(images))
+            return margin + bonus(images) if bonus else margin
+
         self.latents = pool_latents(prior, size, seed=seed)
-        margins = []
-        with torch.no_grad():
-            for part in self.latents.split(pool_chunk(batch)):
-                images = prior.images(part)
-                # The logit margin ranks as the probability does, without its rounding to 0 and 1.
-                margin = class_margins(view.logits(images))
-                margins.append((margin + bonus(images) if bonus else margin).cpu())
-        self.margins = torch.cat(margins)
+        self.margins = scored(view, self.latents, margins, batch=batch)
 
     def best(self, labels: Tensor, candidates: int) -> Tensor:
         """Return for each label the latents with the largest margin, (I, K, latent)."""

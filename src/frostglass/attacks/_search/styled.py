@@ -11,7 +11,7 @@ from frostglass.attacks._search.descent import brief_pool
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count, Share, Weight
 from frostglass.attacks._search.query_budget import scaled_down
-from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_chunk, pool_latents
+from frostglass.attacks._search.start import POOL_CHUNK, Bonus, pool_latents, scored
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -80,15 +80,15 @@ def style_scores(
 
     With `mirrored`, each is the mean over the image and its mirror image.
     """
-    scores = []
-    with torch.no_grad():
-        for part in styles.split(pool_chunk(batch)):
-            images = space.images(part, truncate=True).clamp(0, 1)
-            shown = [images, images.flip(3)] if mirrored else [images]
-            columns = labels.to(images.device)
-            each = [class_scores(view, image, bonus)[:, columns] for image in shown]
-            scores.append(torch.stack(each).mean(0).cpu())
-    return torch.cat(scores)
+
+    def score(part: Tensor) -> Tensor:
+        images = space.images(part, truncate=True).clamp(0, 1)
+        shown = [images, images.flip(3)] if mirrored else [images]
+        columns = labels.to(images.device)
+        each = [class_scores(view, image, bonus)[:, columns] for image in shown]
+        return torch.stack(each).mean(0)
+
+    return scored(view, styles, score, batch=batch)
 
 
 def best_styles(styles: Tensor, scores: Tensor, count: int) -> Tensor:

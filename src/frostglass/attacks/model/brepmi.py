@@ -136,7 +136,8 @@ class Brepmi(QueryAttack):
         prior = assets.require_prior()
 
         def start(labels: Tensor) -> Tensor:
-            return self._starts(view, prior, labels, seed=seed)
+            # In one part, because each draw is asked for only if those before did not suffice.
+            return view.in_parts(1, lambda _: self._starts(view, prior, labels, seed=seed))[0]
 
         def search(latents: Tensor, labels: Tensor, draws: Tensor) -> SearchResult:
             return self._walk(view, prior, latents, labels, draws, seed=seed)
