@@ -40,7 +40,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "configs.md",
         "api.md",
     ),
-    "Results": ("results.md", "results-one-seed.md", "published.md"),
+    "Results": (
+        "results.md",
+        "results-defenses.md",
+        "results-attacks.md",
+        "results-features.md",
+        "results-one-seed.md",
+        "published.md",
+    ),
     "Project": ("architecture.md", "contributing.md", "changelog.md"),
 }
 
