@@ -19,6 +19,7 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
+from frostglass.runtime.fused import can_fuse
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.processes import cores
@@ -71,7 +72,10 @@ class Trainer:
             check_training(config, target, defenses, size_of(config, split))
         self._layout = fastest_layout(module, target.image_shape)
         lay_out(module, self._layout)
-        rule = optimizer_of(config, list(trainable.values()))
+        weights = list(trainable.values())
+        # A defense with an optimiser of its own may compute gradients in another memory layout.
+        plain = all(type(each).optimizer is Defense.optimizer for each in defenses)
+        rule = optimizer_of(config, weights, fused=plain and can_fuse(weights))
         for defense in defenses:
             rule = defense.optimizer(module, rule, size_of(config, split))
         self._taps = [defense.taps(target) for defense in defenses]
@@ -261,7 +265,9 @@ def changes_of(config: Training, count: int, image_shape: Shape, rng: torch.Gene
     )
 
 
-def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(
+    config: Training, trainable: list[nn.Parameter], *, fused: bool = False
+) -> torch.optim.Optimizer:
     """Build the optimiser that the settings name."""
     if config.optimizer == "sgd":
         return torch.optim.SGD(
@@ -270,9 +276,10 @@ def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             weight_decay=config.weight_decay,
+            fused=fused,
         )
     rule = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return rule(trainable, lr=config.lr, weight_decay=config.weight_decay)
+    return rule(trainable, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
 
 
 def lr_factor(config: Training, progress: TrainingProgress) -> float:
