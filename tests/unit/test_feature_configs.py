@@ -53,7 +53,8 @@ def test_which_there_are():
 
 @pytest.mark.parametrize("name", sorted(PATHS))
 def test_every_config_has_an_undefended_model_and_is_listed(name):
-    assert any(not exp.defenses for exp in made(name))
+    if name != "faces/harden-features":  # whose defenses are those to tune
+        assert any(not exp.defenses for exp in made(name))
     assert f"({name}.toml)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
