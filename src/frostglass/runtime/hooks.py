@@ -1,7 +1,7 @@
 """Context managers that read or change the layers of a network during its forward passes."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -69,6 +69,23 @@ def capture(
             register = part.register_forward_pre_hook if inputs else part.register_forward_hook
             hooks.enter_context(register(keep))
         yield values
+
+
+class _Reached(BaseException):
+    """Ends a forward pass at the layer that was asked for."""
+
+
+def output_of(module: nn.Module, name: str, images: Tensor) -> Tensor:
+    """Return the output of a sub-module for images; what comes after it is not computed."""
+
+    def stop(_: nn.Module, args: Any, output: Tensor) -> None:
+        outputs.append(output)
+        raise _Reached
+
+    outputs: list[Tensor] = []
+    with module.get_submodule(name).register_forward_hook(stop), suppress(_Reached):
+        module(images)
+    return outputs[0]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from frostglass.networks.decoder import (
 )
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
-from frostglass.runtime.hooks import capture
+from frostglass.runtime.hooks import output_of
 from frostglass.runtime.seeding import generator_for, seeded
 
 WINDOW, FALL = 20, 0.01  # steps whose mean loss is compared, and the least fall that counts
@@ -41,9 +41,8 @@ Terms = Callable[[Batch, Decode], dict[str, Term]]
 
 def released(target: Target, images: Tensor) -> Tensor:
     """Return the features of images at the cut, in evaluation mode; the target is unchanged."""
-    with frozen(target.module), torch.no_grad(), capture(target.module, (target.cut,)) as seen:
-        target.module(images)
-    return seen[target.cut]
+    with frozen(target.module), torch.no_grad():
+        return output_of(target.module, target.cut, images)
 
 
 def released_shape(target: Target) -> tuple[int, ...]:
