@@ -309,6 +309,12 @@ def test_attacks_that_need_no_honest_gradient_tell_of_masked_ones(
             ["margin or logit", "adaptive"],
         ),
         ({"name": "gmi", "loss": "aim"}, ["adaptive"]),
+        ({"name": "gmi", "variant": "subtract"}, ["margin or logit", "adaptive"]),
+        (
+            {"name": "members", "base": {"name": "gmi", "variant": "margin"}},
+            ["margin or logit", "adaptive"],
+        ),
+        ({"name": "unlearn", "base": {"name": "gmi", "loss": "ce"}}, ["CE", "adaptive"]),
         ({"name": "gmi", "samples": 1}, ["CE"]),
         ({"name": "brepmi"}, ["label-only"]),
         ({"name": "brepmi", "samples": 8, "max_queries": 2000}, ["label-only", "adaptive"]),

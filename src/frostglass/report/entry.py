@@ -1,12 +1,14 @@
 """One audit as a page shows it, and which of several is the strongest."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from frostglass.attacks.base import Surface, attacks
+from frostglass.core.errors import ConfigError
 from frostglass.core.types import CAPABILITIES
 from frostglass.defenses.base import defenses
 from frostglass.report.charts import Mark
@@ -21,6 +23,19 @@ SubjectKind = Literal["undefended", "given", "defended"]
 UNPROTECTED, ADAPTIVE, LABEL_ONLY = "unprotected", "adaptive", "label-only"
 LOSS_TYPES = {"CE": ("ce",), "margin or logit": ("margin", "logit"), "Poincaré": ("poincare",)}
 BLACK_BOX, WHITE_BOX = "black box", "white box"
+
+
+def _adapts(attack: Mapping[str, Any]) -> bool:
+    """Average noise, bypass saturation, use CALoR's aim, subtract students, or know of decoys?"""
+    samples, subtract = attack.get("samples"), attack.get("subtract")
+    own = {name for each in defenses.names() for name in defenses.get(each).adaptive}
+    return (
+        (isinstance(samples, int) and samples > 1)
+        or (isinstance(subtract, float) and subtract > 0)
+        or attack.get("straight_through") is True
+        or attack.get("loss") == "aim"
+        or (attack.get("name") in own and known(attacks, attack) is not None)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,13 +135,21 @@ class Entry:
 
     @property
     def adaptive(self) -> bool:
-        """Does the attack adapt to a defense: average noise, bypass saturation, use CALoR's aim?"""
+        """Does the attack know a defense, and work around it?"""
         if self.surface == "features":
             return "protection" in self.facts.access
+        return any(map(_adapts, self._searches))
+
+    @property
+    def _searches(self) -> list[Mapping[str, Any]]:
+        """The attack, and the one that it wraps, with all parameters."""
         attack = self.facts.attack
-        samples = attack.get("samples")
-        averages = isinstance(samples, int) and samples > 1
-        return averages or attack.get("straight_through") is True or attack.get("loss") == "aim"
+        base = attack.get("base")
+        if not isinstance(base, Mapping):
+            return [attack]
+        with suppress(ConfigError):  # of another version
+            base = asdict(attacks.build(base)) if known(attacks, base) else base
+        return [attack, base]
 
     @property
     def access(self) -> str:
@@ -139,8 +162,8 @@ class Entry:
         adaptive = [ADAPTIVE] * self.adaptive
         if self.surface == "features":
             return [WHITE_BOX if "encoder" in self.facts.access else BLACK_BOX, *adaptive]
-        loss = self.facts.attack.get("loss")
-        kinds = [kind for kind, losses in LOSS_TYPES.items() if loss in losses]
+        used = {search.get("loss") for search in self._searches}
+        kinds = [kind for kind, losses in LOSS_TYPES.items() if used.intersection(losses)]
         return [*kinds, *[LABEL_ONLY] * (self.access == "labels"), *adaptive]
 
     @property
