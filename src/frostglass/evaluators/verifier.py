@@ -19,7 +19,6 @@ BEST = 5  # cosines to a person's references that are averaged
 RATES = (0.01, 0.001)  # false-accept rates asked for
 FALSE_ACCEPTS = 10  # expected among the comparisons behind a rate, or it is not supported
 MAX_IMPOSTORS = 4000  # public images; half of them calibrate, the other half check
-CHUNK = 256
 NO_FACE = -1.0  # the match of an image in which an embedder finds no face
 
 
@@ -62,7 +61,7 @@ class Verifier:
                 _best_cosines(
                     embed(evaluator, part, self.centre), self.references, self.labels, people
                 )
-                for part in images.split(images_at_once(images.shape[1:], CHUNK))
+                for part in images.split(images_at_once(images.shape[1:]))
             ]
         )
         # Other NaN stay: a metric that is not finite fails its step.
@@ -164,7 +163,7 @@ def threshold(scores: Tensor, rate: float) -> Tensor:
 
 
 def _embeddings(evaluator: Target, images: Images, centre: Tensor) -> Tensor:
-    parts = torch.arange(len(images)).split(images_at_once(images.shape, CHUNK))
+    parts = torch.arange(len(images)).split(images_at_once(images.shape))
     embeddings = torch.cat([embed(evaluator, images.floats(index), centre) for index in parts])
     if not (embeddings.is_meta or _detects(evaluator) or embeddings.isfinite().all()):
         raise DataError(

@@ -22,7 +22,6 @@ from frostglass.metrics._stats import interval
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
-CHUNK = 128
 # Columns with these prefixes are shares of 1.
 HEADER = ("score", "value", "95 % interval", "people")
 SHARES = (
@@ -277,7 +276,7 @@ def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[T
     device = device_of(classifier.module)
     logits, features = [], []
     with frozen(classifier.module), torch.no_grad():
-        size = images_at_once(images.shape[-3:], CHUNK)
+        size = images_at_once(images.shape[-3:])
         for index in torch.arange(len(images)).split(size):
             batch = images.floats(index) if isinstance(images, Images) else images[index]
             some_logits, some_features = classifier.outputs(batch.to(device))

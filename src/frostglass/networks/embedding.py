@@ -10,7 +10,6 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
 CENTRE = 1000  # public images whose mean feature is the origin
-CHUNK = 128
 
 
 def public_centre(embedder: Target, public: Images) -> Tensor:
@@ -20,7 +19,7 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     finds no face (NaN) do not count.
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
-    size = images_at_once(public.shape, CHUNK)
+    size = images_at_once(public.shape)
     parts = [_features(embedder, public.floats(index)) for index in chosen.split(size)]
     return torch.cat(parts).nanmean(0)
 
@@ -30,7 +29,7 @@ def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tens
 
     The cosine of two embeddings says how likely two images show the same person.
     """
-    parts = images.split(images_at_once(images.shape[1:], CHUNK))
+    parts = images.split(images_at_once(images.shape[1:]))
     features = torch.cat([_features(embedder, part) for part in parts])
     return F.normalize(features - centre.to(features.device), dim=1)
 

@@ -23,7 +23,6 @@ from frostglass.training.behaviour import batch_problem, mode_problem, noise_war
 from frostglass.training.input_range import better_input
 from frostglass.training.settings import targets_for
 
-CHUNK = 256
 USEFUL = 0.25  # share of the way from guessing to no error that an honest weak model reaches
 LEVEL = 1e-4  # probability of refusing such a model for its accuracy
 UNSEEN = 5  # images of a class without a correct one, from which on it is mentioned
@@ -167,7 +166,7 @@ def _examination(
 
 def _batches(parts: Sequence[Images], labels: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     for part, answers in zip(parts, labels, strict=True):
-        for index in torch.arange(len(part)).split(images_at_once(part.shape, CHUNK)):
+        for index in torch.arange(len(part)).split(images_at_once(part.shape)):
             yield part.floats(index), answers[index]
 
 

@@ -272,7 +272,7 @@ def accuracy(target: Target, images: Images) -> float:
     labels = targets_for(target, images)
     hits = 0.0
     with frozen(target.module), torch.no_grad():
-        for index in torch.arange(len(images)).split(images_at_once(images.shape, 256)):
+        for index in torch.arange(len(images)).split(images_at_once(images.shape)):
             logits = target.module(images.floats(index).to(device))
             if not logits.isfinite().all():
                 return math.nan

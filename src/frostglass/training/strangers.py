@@ -31,6 +31,6 @@ def _confidence(target: Target, images: Images, index: Tensor) -> Tensor:
     with frozen(target.module), torch.no_grad():
         parts = [
             target.module(target.fit(images.floats(part).to(device))).softmax(1).amax(1).cpu()
-            for part in index.split(images_at_once(images.shape, 256))
+            for part in index.split(images_at_once(images.shape))
         ]
     return torch.cat(parts)

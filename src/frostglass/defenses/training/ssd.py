@@ -154,7 +154,7 @@ def scores_of(target: Target, images: Images) -> Tensor:
     with frozen(target.module), torch.no_grad():
         parts = [
             target.module(images.floats(part).to(device)).softmax(1).cpu()
-            for part in index.split(images_at_once(images.shape, 256))
+            for part in index.split(images_at_once(images.shape))
         ]
     return torch.cat(parts)
 
