@@ -11,13 +11,15 @@ import torch
 from feature_folders import make_feature_run
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.core.errors import ConfigError, RunError
-from frostglass.hardening import final, tuning
+from frostglass.defenses import Crafter
+from frostglass.hardening import final, harden, tuning
 from frostglass.hardening import goal as goals
 from frostglass.hardening.cases import feature_cases, given_cases
 from frostglass.hardening.final import Finalist, final_settings
 from frostglass.hardening.goal import FeatureGoal, ModelGoal, goal_of
+from frostglass.hardening.harden import plan_hardening
 from frostglass.hardening.output import Findings, write_results
-from frostglass.hardening.space import Tunable, candidates
+from frostglass.hardening.space import Tunable, built, candidates
 from frostglass.hardening.study import Outcome, Trial
 from frostglass.hardening.tuning import Tuner, tuning_experiment
 from frostglass.metrics.base import Rows, Score
@@ -68,6 +70,25 @@ def test_each_goal_has_its_surface():
         ModelGoal(0.9).check(split)
     with pytest.raises(ConfigError, match=r"^target.cut: required to tune protections of features"):
         FeatureGoal(0.8).check(whole)
+
+
+def test_defenses_of_a_config_are_those_to_tune_unless_others_are_named(monkeypatch):
+    monkeypatch.setattr(harden, "problems", lambda planned: [])  # which build every network
+    wide = {"name": "adv_learn", "decoder_width": 8, "head_start": 0}
+    settings = {**SETTINGS, "defenses": [wide, Crafter(steps=3)]}  # a table or an object
+    goal = FeatureGoal(0.8)
+    plan = plan_hardening(settings, goal, seeds=1)
+    assert [each.title for each in plan.candidates] == [
+        "adv_learn", "crafter", "adv_learn + crafter",
+    ]  # fmt: skip
+    assert plan.candidates[0].tables({"adv_learn.pixel": 2.0}) == [{**wide, "pixel": 2.0}]
+    assert built(plan.candidates[1].tables({"crafter.beta": 2.0})) == (Crafter(steps=3, beta=2.0),)
+    assert plan.exp.defenses == ()  # the undefended model is that of the config
+    (only,) = plan_hardening(settings, goal, defenses=["adv_learn"], seeds=1).candidates
+    assert only.bases == (wide,)
+    plain = plan_hardening(SETTINGS, goal, defenses=["adv_learn"], seeds=1)
+    known = plan_hardening(settings, goal, defenses=["adv_learn"], seeds=1)
+    assert known.study_settings() != plain.study_settings()  # another study
 
 
 # What a trial is made with
