@@ -1,6 +1,5 @@
 """What is tuned: each defense and each allowed pair, with the ranges of their parameters."""
 
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -114,10 +113,12 @@ def candidates(
     given = {base["name"]: dict(base) for base in bases}
     chosen = [given.get(name, {"name": name}) for name in names]
     pairs = [pair for pair in combinations(chosen, 2) if not conflicts(built(pair))]
-    return [
-        Candidate(each, dict(ChainMap(*(ranges[base["name"]] for base in reversed(each)))))
-        for each in [*((base,) for base in chosen), *pairs]
-    ]
+
+    def candidate(*methods: Values) -> Candidate:
+        own = {key: limits for base in methods for key, limits in ranges[base["name"]].items()}
+        return Candidate(methods, own)
+
+    return [*map(candidate, chosen), *(candidate(*pair) for pair in pairs)]
 
 
 def _ranges(name: str, tunable: Tunable) -> dict[str, Range]:
