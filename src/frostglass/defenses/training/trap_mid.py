@@ -26,7 +26,8 @@ class TrapMid(Defense):
     `facts`: `trapdoor_success` is the share of public images that are called y' with the trigger
     of y'.
 
-    Use: a network that is trained long enough to learn its triggers: read `trapdoor_success` first.
+    Use: a network that is trained long enough to learn its triggers: read `trapdoor_success` first,
+        and audit it with several attacks: in our trials it misled GMI and not PPA.
     Cost: an epoch takes about 5 times as long: two more networks' passes a step.
     Paper: Liu, Chen, Trap-MID: Trapdoor-based Defense against Model Inversion Attacks, NeurIPS
         2024, arXiv 2411.08460.
