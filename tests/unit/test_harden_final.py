@@ -14,6 +14,7 @@ from frostglass.hardening.cases import given_cases, model_cases
 from frostglass.hardening.final import Model, dominated, final_settings, finalists
 from frostglass.hardening.frontier import frontier
 from frostglass.hardening.goal import ModelGoal
+from frostglass.hardening.output import _remark
 from frostglass.hardening.space import Tunable, candidates
 from frostglass.hardening.study import Outcome, Trial
 from frostglass.hardening.tuning import Tuner, tuning_experiment
@@ -313,6 +314,29 @@ def test_the_undefended_model_can_beat_a_defense():
     models = [model("undefended", 0.98, 0.5), model("bido", 0.97, 0.5)]
     assert dominated(models) == {"bido": "undefended"}
     assert dominated([model("undefended", 0.9, 0.9), model("bido", 0.97, 0.5)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("leaks", "remarks"),
+    [
+        ({"undefended": 0.9, "calor": 0.3}, []),
+        ({"undefended": 0.9, "calor": 0.8}, ["No clear gain: of second half, calor leaks 80.0%"]),
+        (
+            {"undefended": 0.9, "calor": 0.85, "bido": 0.2},
+            ["In the final table bido is at least as accurate", "No clear gain: of second half"],
+        ),
+    ],
+)
+def test_what_speaks_against_a_recommendation_is_said(leaks, remarks):
+    models = [model(title, 0.97, leak) for title, leak in leaks.items()]
+    found = SimpleNamespace(
+        final=SimpleNamespace(models={"second half": models, "everybody": models}),
+        chosen=[SimpleNamespace(title="calor")],
+        goal=ModelGoal(0.9),
+    )
+    text = _remark(found, dominated(models))
+    assert all(remark in text for remark in remarks)
+    assert bool(text) is bool(remarks)
 
 
 def test_the_frontier_is_a_drawing_of_its_own():

@@ -115,6 +115,11 @@ def _named(models: Sequence[Model], title: str) -> Model:
 
 
 def _remark(found: Findings, beaten: Mapping[str, str]) -> str:
+    """Say what speaks against the recommended model in the final table."""
+    return " ".join(filter(None, (_preferred(found, beaten), _unclear(found))))
+
+
+def _preferred(found: Findings, beaten: Mapping[str, str]) -> str:
     """Say if the final table prefers another defense; choosing by it would flatter the choice."""
     title = found.chosen[0].title
     better = beaten.get(title)
@@ -126,6 +131,18 @@ def _remark(found: Findings, beaten: Mapping[str, str]) -> str:
         f"({leak}). {title} leaked least in tuning, which decides: a choice by the final table "
         "would make its figures look better than they are."
     )
+
+
+def _unclear(found: Findings) -> str:
+    """Say if the final table cannot tell the recommended model from the undefended one."""
+    for population, models in found.final.models.items():
+        plain, own = (_named(models, title) for title in (UNDEFENDED, found.chosen[0].title))
+        if own.leak.high >= plain.leak.low:
+            return (
+                f"No clear gain: of {population}, {own.title} leaks {own.leak} and the undefended "
+                f"model {plain.leak}, each under its strongest attack. Do not rely on it."
+            )
+    return ""
 
 
 def _not_compared(found: Findings) -> dict[str, str]:
