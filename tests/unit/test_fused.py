@@ -11,7 +11,7 @@ from frostglass.data.faces import Faces
 from frostglass.defenses.base import Defense
 from frostglass.defenses.training.bido import Bido
 from frostglass.defenses.training.dpsgd import Dpsgd
-from frostglass.runtime.fused import can_fuse
+from frostglass.runtime.fused import fuse
 from frostglass.training.build import untrained
 from frostglass.training.settings import Training
 from frostglass.training.trainer import Trainer, optimizer_of
@@ -38,8 +38,8 @@ def test_fused_steps_are_those_of_the_plain_optimiser(optimizer, layout, penalis
     modules = [copy.deepcopy(network()).to(memory_format=layout) for _ in range(2)]
     for module, fused in zip(modules, (False, True), strict=True):
         weights = list(module.parameters())
-        assert can_fuse(weights)
-        rule = optimizer_of(config, weights, fused=fused)
+        rule = optimizer_of(config, weights)
+        assert not fused or fuse(rule).param_groups[0]["fused"]
         for _ in range(3):
             rule.zero_grad()
             shown = images.contiguous(memory_format=layout).requires_grad_()
@@ -56,19 +56,25 @@ def test_fused_steps_are_those_of_the_plain_optimiser(optimizer, layout, penalis
 
 
 def test_a_dry_run_is_not_fused():
-    assert not can_fuse([torch.zeros(2, device="meta")])
-    assert not can_fuse([torch.zeros(2, dtype=torch.long)])
+    rule = torch.optim.SGD([nn.Parameter(torch.zeros(2, device="meta"))])
+    assert not fuse(rule).param_groups[0]["fused"]
 
 
 class OwnOptimizer(Defense):
     name = "own"
 
     def optimizer(self, module, optimizer, size):
-        return optimizer
+        return copy.copy(optimizer)
 
 
 @pytest.mark.parametrize(
-    ("defenses", "fused"), [((), True), ((Bido(),), True), ((OwnOptimizer(),), False)]
+    ("defenses", "fused"),
+    [
+        ((), True),
+        ((Bido(),), True),
+        ((Dpsgd(clip=None, noise=0.0),), True),
+        ((OwnOptimizer(),), False),
+    ],
 )
 def test_a_defense_with_an_optimiser_gets_a_plain_one(defenses, fused):
     images, public = Faces(identities=4, images=4, public_identities=2, public_images=1).tables()
@@ -76,5 +82,4 @@ def test_a_defense_with_an_optimiser_gets_a_plain_one(defenses, fused):
     target = untrained(config, images.names, images.shape, defenses, seed=0)
     split = Split(images, images, images, public)
     trainer = Trainer(config, target, split, defenses, seed=0, device=torch.device("cpu"))
-    assert bool(trainer._optimizer.defaults["fused"]) is fused
-    assert Dpsgd.optimizer is not Defense.optimizer  # its gradients are not autograd's
+    assert bool(trainer._optimizer.param_groups[0]["fused"]) is fused

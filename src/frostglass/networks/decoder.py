@@ -14,7 +14,7 @@ from frostglass.core.types import Shape, Target
 from frostglass.models.cut import SQUARE, channel_axis
 from frostglass.networks.dcgan import build_critic, build_generator
 from frostglass.networks.perceptual import perceptual_distance
-from frostglass.runtime.fused import can_fuse
+from frostglass.runtime.fused import fuse
 from frostglass.runtime.layout import protect_narrow_projections
 from frostglass.runtime.tensors import (
     optimizer_tensors,
@@ -298,9 +298,7 @@ class DecoderGame:
             self.critic = build_critic(width, image_shape[0], min(image_shape[1:])).to(device)
             self._networks["critic"] = self.critic
         self._optimizers = {
-            name: torch.optim.Adam(
-                network.parameters(), lr=lr, fused=can_fuse(network.parameters())
-            )
+            name: fuse(torch.optim.Adam(network.parameters(), lr=lr))
             for name, network in self._networks.items()
         }
         self._adversarial, self._norm = adversarial, norm

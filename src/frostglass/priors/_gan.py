@@ -21,7 +21,7 @@ from frostglass.core.views import ModelView
 from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
-from frostglass.runtime.fused import can_fuse
+from frostglass.runtime.fused import fuse
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,
@@ -261,12 +261,7 @@ def train_in_turns(training: GanTraining[Any], work: Work | None) -> nn.Module:
     kept = mean if method.average else generator
     networks = {"generator": generator, "critic": critic, "mean": mean}
     optimizers = {
-        name: torch.optim.Adam(
-            module.parameters(),
-            lr=method.lr,
-            betas=method.betas,
-            fused=can_fuse(module.parameters()),
-        )
+        name: fuse(torch.optim.Adam(module.parameters(), lr=method.lr, betas=method.betas))
         for name, module in (("opt_g", generator), ("opt_c", critic))
     }
     turns = [("opt_c", training.critic_loss)] * method.critic_steps

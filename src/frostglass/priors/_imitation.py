@@ -23,7 +23,7 @@ from frostglass.models.taps import find_head
 from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes, priors
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
-from frostglass.runtime.fused import can_fuse
+from frostglass.runtime.fused import fuse
 from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from frostglass.runtime.tensors import (
@@ -126,13 +126,10 @@ class ImitatingPrior(PriorMethod):
 
     def optimizer(self, student: nn.Module) -> torch.optim.Optimizer:
         """Return what trains a student; its step size is set in each epoch."""
-        return torch.optim.SGD(
-            student.parameters(),
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            fused=can_fuse(student.parameters()),
+        rule = torch.optim.SGD(
+            student.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )
+        return fuse(rule)
 
     def mode(self, student: nn.Module) -> nn.Module:
         """Bring a student to the mode in which it is trained."""

@@ -19,7 +19,7 @@ from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
-from frostglass.runtime.fused import can_fuse
+from frostglass.runtime.fused import fuse
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.layout import fastest_layout, lay_out
 from frostglass.runtime.processes import cores
@@ -72,12 +72,11 @@ class Trainer:
             check_training(config, target, defenses, size_of(config, split))
         self._layout = fastest_layout(module, target.image_shape)
         lay_out(module, self._layout)
-        weights = list(trainable.values())
-        # A defense with an optimiser of its own may compute gradients in another memory layout.
-        plain = all(type(each).optimizer is Defense.optimizer for each in defenses)
-        rule = optimizer_of(config, weights, fused=plain and can_fuse(weights))
+        rule = plain = optimizer_of(config, list(trainable.values()))
         for defense in defenses:
             rule = defense.optimizer(module, rule, size_of(config, split))
+        if rule is plain:  # that of a defense may compute gradients in another memory layout
+            fuse(rule)
         self._taps = [defense.taps(target) for defense in defenses]
         self._precision = supported_precision(config.precision, device)
         self._accelerator = accelerator_for(device, self._precision)
@@ -265,9 +264,7 @@ def changes_of(config: Training, count: int, image_shape: Shape, rng: torch.Gene
     )
 
 
-def optimizer_of(
-    config: Training, trainable: list[nn.Parameter], *, fused: bool = False
-) -> torch.optim.Optimizer:
+def optimizer_of(config: Training, trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Build the optimiser that the settings name."""
     if config.optimizer == "sgd":
         return torch.optim.SGD(
@@ -276,10 +273,9 @@ def optimizer_of(
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             weight_decay=config.weight_decay,
-            fused=fused,
         )
     rule = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return rule(trainable, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+    return rule(trainable, lr=config.lr, weight_decay=config.weight_decay)
 
 
 def lr_factor(config: Training, progress: TrainingProgress) -> float:

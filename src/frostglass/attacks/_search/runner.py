@@ -17,6 +17,7 @@ from frostglass.attacks._search.query_budget import limited
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import Candidates, by_score, in_order
 from frostglass.attacks._search.shards import people_per_shard
+from frostglass.attacks._search.shared_parts import SharedParts
 from frostglass.attacks._search.start import Bonus
 from frostglass.attacks.base import Attack, Surface, View
 from frostglass.core.assets import Asset, Assets
@@ -35,8 +36,6 @@ from frostglass.store.files import Checkpoint, Work
 
 # From images and the numbers of their rows in a search to a further loss, one value per image.
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
-
-PART = "part"  # the tensor in a checkpoint of what starts need
 
 
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
@@ -249,7 +248,7 @@ def _run(
     began: float,
     work: Work,
 ) -> Reconstructions:
-    shared, before = _SharedParts(view, work), view.queries
+    shared, before = SharedParts(view, work), view.queries
     with view.parts_from(shared):
         starts = recipe.start(people).to(device_of(prior.generator)).contiguous()
     queries = shared.queries + view.queries - before - shared.own_queries
@@ -276,37 +275,6 @@ def _run(
         seconds += spent["seconds"]
     joined: dict[str, Any] = {key: torch.cat([shard[key] for shard in shards]) for key in shards[0]}
     return Reconstructions(images.all(), **joined, queries=queries, seconds=seconds)
-
-
-class _SharedParts:
-    """Makes what starts need, or takes it from other processes; counts queries and seconds once.
-
-    Parts are kept: a resumed run asks the target for none of them again.
-    """
-
-    def __init__(self, view: ModelView, work: Work):
-        self._view, self._work, self._calls = view, work, 0
-        self.queries, self.seconds = 0, 0.0  # of all parts, whoever made them
-        self.own_queries, self.own_seconds = 0, 0.0  # of this process, for its parts and waiting
-
-    def __call__(self, count: int, make: Callable[[int], Tensor]) -> list[Tensor]:
-        self._calls += 1
-        names = [f"starts-{self._calls}-{number:05d}" for number in range(count)]
-
-        def made(number: int) -> Checkpoint:
-            began, before = time.perf_counter(), self._view.queries
-            tensors = {PART: make(number).cpu().contiguous()}
-            queries = self._view.queries - before
-            return tensors, {"queries": queries, "seconds": time.perf_counter() - began}
-
-        began, before, parts = time.perf_counter(), self._view.queries, []
-        for tensors, spent in self._work.share(names, made, lambda done: "starts"):
-            parts.append(tensors[PART])
-            self.queries += spent["queries"]
-            self.seconds += spent["seconds"]
-        self.own_queries += self._view.queries - before
-        self.own_seconds += time.perf_counter() - began
-        return parts
 
 
 def _shard(
