@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 
 install: $(VENV)/installed
 
-# uv installs in half of pip's time; pip does it where uv cannot. Compiled, because a shell may forbid
-# Python to keep what it compiles, and every process would then compile torch again.
+# uv installs in half of pip's time; pip does it where uv cannot. Compiled, because a shell may
+# forbid Python to keep what it compiles, and every process would then compile torch again.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt uv && \

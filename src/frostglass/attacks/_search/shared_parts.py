@@ -19,7 +19,7 @@ class SharedParts:
 
     def __init__(self, view: ModelView, work: Work):
         self._view, self._work, self._calls = view, work, 0
-        self.queries, self.seconds = 0, 0.0  # of all parts, whoever made them
+        self.queries, self.seconds = 0, 0.0  # of all parts, from any process
         self.own_queries, self.own_seconds = 0, 0.0  # of this process, for its parts and waiting
 
     def __call__(self, count: int, make: Callable[[int], Tensor]) -> list[Tensor]:
