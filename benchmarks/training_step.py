@@ -17,6 +17,7 @@ from frostglass.defenses.training.dpsgd import Dpsgd
 from frostglass.defenses.training.label_smoothing import LabelSmoothing
 from frostglass.defenses.training.mid import Mid
 from frostglass.defenses.training.transfer import Transfer
+from frostglass.runtime.memory import keep_freed_memory
 from frostglass.training.build import untrained
 from frostglass.training.settings import Training
 from frostglass.training.trainer import Trainer, changes_of, optimizer_of
@@ -39,10 +40,11 @@ DEFENSES: dict[str, tuple[Defense, ...]] = {
 
 
 def measure() -> Iterator[Measured]:
+    keep_freed_memory()  # as the command line does
     images, public = Faces(identities=20, images=32, public_identities=2, public_images=1).tables()
-    yield bare_ratio("undefended training epoch, over a bare loop", CONFIG, images, public, 7)
+    yield bare_ratio("undefended training epoch, over a bare loop", CONFIG, images, public, 31)
     large = noise(64, 224)
-    yield bare_ratio("ResNet-18 epoch at 224 pixels, over a bare loop", LARGE, large, public, 3)
+    yield bare_ratio("ResNet-18 epoch at 224 pixels, over a bare loop", LARGE, large, public, 5)
     undefended = epoch(CONFIG, images, public, ())
     for name, defenses in DEFENSES.items():
         times, mine, theirs = ratio(epoch(CONFIG, images, public, defenses), undefended, rounds=5)

@@ -105,7 +105,8 @@ def test_a_config_that_cannot_be_read(here, content, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("attack.steps", "expected name=value, such as attack.steps=100; got 'attack.steps'"),
+        ("attack.steps", "or a TOML file of settings; got 'attack.steps'"),
+        ("none.toml", "cannot read none.toml"),
         ("evaluators.7.epochs=1", "evaluators.7.epochs: expected a list index below 2, got '7'"),
         ("attack.keep=9", "attack.keep (9) must not exceed candidates (2)"),
         ("split.test=0.95", "split.test (0.95), validation (0.1) and evaluators (0.0) must sum"),

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {
     path.relative_to(ROOT).with_suffix("").as_posix(): path
     for path in sorted(ROOT.rglob("*.toml"))
-    if any(exp.surface == "features" for _, exp in experiments(read_config(path)))
+    if path.parent.name != "worlds"  # settings, no configs
+    and any(exp.surface == "features" for _, exp in experiments(read_config(path)))
 }
 
 
@@ -34,6 +35,7 @@ def test_which_there_are():
     assert set(PATHS) == {
         "faces/features",
         "faces/protections",
+        "faces/deeper-cuts",
         "faces/crafter-z",
         "faces/trained-protections",
         "faces/feature-layers",

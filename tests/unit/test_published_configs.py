@@ -30,7 +30,9 @@ from published_tables import (
 
 ROOT = Path(__file__).parents[2] / "configs"
 EVERY = {
-    path.relative_to(ROOT).with_suffix("").as_posix(): path for path in sorted(ROOT.rglob("*.toml"))
+    path.relative_to(ROOT).with_suffix("").as_posix(): path
+    for path in sorted(ROOT.rglob("*.toml"))
+    if path.parent.name != "worlds"  # settings, no configs
 }
 EXPERIMENTS = {name: experiments(read_config(path)) for name, path in EVERY.items()}
 # The configs of features have tests of their own.

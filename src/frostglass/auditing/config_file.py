@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from frostglass.auditing.expand import assign
+from frostglass.auditing.expand import assign, merge
 from frostglass.core.errors import ConfigError
 
 
@@ -17,9 +17,37 @@ def demo_config() -> dict[str, Any]:
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a TOML file and apply `a.b=value` settings (TOML values, or bare words as text)."""
+    """Read a TOML file and apply settings, as `parse_settings` does."""
+    return parse_settings(_read(path), settings)
+
+
+def parse_settings(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply settings to a config, in their order; return the new one.
+
+    A setting is `a.b=value` (a TOML value, or a bare word as text), or the path of a TOML file:
+    its tables are merged into the config's, and a method's table replaces another's.
+    """
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals and key.endswith(".toml"):
+            config = merge(config, _read(Path(key)))
+            continue
+        if not equals or not key.strip():
+            raise ConfigError(
+                "expected name=value, such as attack.steps=100, or a TOML file of settings; got "
+                f"{setting!r}"
+            )
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except (ValueError, RecursionError):
+            value = text
+        assign(config, key.strip(), value)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror or error}; give the path of a TOML file"
@@ -29,21 +57,6 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not valid TOML: {error}; correct it there, as UTF-8 text"
         ) from None
-    return parse_settings(config, settings)
-
-
-def parse_settings(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Apply `a.b=value` settings to a config, in place; return it."""
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"expected name=value, such as attack.steps=100; got {setting!r}")
-        try:
-            value = tomllib.loads(f"v = {text}")["v"]
-        except (ValueError, RecursionError):
-            value = text
-        assign(config, key.strip(), value)
-    return config
 
 
 def read_with_generator(

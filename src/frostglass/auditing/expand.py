@@ -22,7 +22,7 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     for combination in itertools.product(*grid.values()):
         chosen = dict(zip(grid, combination, strict=True))
         # First: a case that came later would replace tables in which other values were set.
-        config = _merge(plain, chosen.get("case", {}))
+        config = merge(plain, chosen.get("case", {}))
         for path, value in chosen.items():
             if path != "case":
                 assign(config, path, copy.deepcopy(value))
@@ -30,6 +30,15 @@ def expand(values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         label = ", ".join(_label(path, value, grid[path], given) for path, value in chosen.items())
         configs.append((label or NO_GRID, config))
     return configs
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables value by value, `above` first; a method's table is replaced as a whole."""
+    merged = copy.deepcopy({**below, **above})
+    for key, value in above.items():
+        if isinstance(below.get(key), Mapping) and not _is_whole(value):
+            merged[key] = merge(below[key], value)
+    return merged
 
 
 def _check(plain: Mapping[str, Any], grid: Any) -> None:
@@ -81,15 +90,6 @@ def _case(value: Any) -> Mapping[str, Any]:
         'grid.case: expected tables with a name, such as { case = "KED-MI", prior = { ... }, '
         f"attack = {{ ... }} }}, got {got}"
     )
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables value by value, `above` first; a method's table is replaced as a whole."""
-    merged = copy.deepcopy({**below, **above})
-    for key, value in above.items():
-        if isinstance(below.get(key), Mapping) and not _is_whole(value):
-            merged[key] = _merge(below[key], value)
-    return merged
 
 
 def _is_whole(value: Any) -> bool:

@@ -20,7 +20,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Change a setting of the config, e.g. attack.steps=100; repeatable.",
+        help="Change a setting of the config, e.g. attack.steps=100, or all that a TOML file has; "
+        "repeatable.",
     ),
 ]
 PriorOption = Annotated[
