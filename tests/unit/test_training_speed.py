@@ -79,7 +79,7 @@ def test_images_changed_in_parts_are_those_changed_together(monkeypatch, channel
     torch.testing.assert_close(batch, changes.apply(images.floats(index)), atol=1e-6, rtol=0)
     assert batch.is_contiguous(memory_format=torch.channels_last)
     none = slice(0, 0)  # of a process that has no part of a small batch
-    empty = prepared(images, index[none], changes.rows(none), torch.channels_last)
+    empty = prepared(images, index[none], [changes.rows(none)], torch.channels_last)
     assert empty.shape == (0, *images.shape)
 
 

@@ -15,7 +15,7 @@ from frostglass.data._augment import Changes
 
 T = TypeVar("T")
 AHEAD = 2  # batches that are prepared while the network trains on another
-CACHED = 2**17  # numbers that are augmented together: small enough for a CPU's cache
+CACHED = 2**18  # numbers that are augmented together: small enough for a CPU's cache
 
 
 def prepared(
@@ -26,16 +26,21 @@ def prepared(
     A few images at a time: the temporary tensors of a whole batch are allocated anew each time, and
     filling their pages takes longer than the augmentation itself.
     """
+    step = max(1, CACHED // math.prod(images.shape))
+    if 0 < len(index) <= step:
+        return _changed(images.floats(index), changes).contiguous(memory_format=layout)
     shape, device = (len(index), *images.shape), "meta" if images.pixels.is_meta else "cpu"
     batch = torch.empty(shape, memory_format=layout, device=device)
-    step = max(1, CACHED // math.prod(images.shape))  # a process may have no part of a batch
-    for first in range(0, len(index), step):
+    for first in range(0, len(index), step):  # none in a process that has no part of a batch
         part = slice(first, first + step)
-        some = images.floats(index[part])
-        for change in changes:
-            some = change.rows(part).apply(some)
-        batch[part] = some
+        batch[part] = _changed(images.floats(index[part]), [each.rows(part) for each in changes])
     return batch
+
+
+def _changed(images: Tensor, changes: Sequence[Changes]) -> Tensor:
+    for change in changes:
+        images = change.apply(images)
+    return images
 
 
 def computed_ahead(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,18 +12,20 @@ from frostglass.defenses.base import Term, TrainingProgress
 UNREAD = 64  # batches after which values are read, so that a training that diverged ends soon
 
 
-@dataclass(frozen=True)
 class BatchRecord:
-    """What is measured of a batch of `images`: its loss, the loss's terms, and further values."""
+    """What is measured of a batch of `images`: its loss, the loss's terms, and further values.
 
-    images: int
-    loss: Tensor
-    terms: Mapping[str, Term]
-    more: Mapping[str, Tensor]
+    Without the graph of their gradients, which would live as long as the record.
+    """
 
-    def values(self) -> list[Tensor]:
-        tensors = (self.loss, *(term.value for term in self.terms.values()), *self.more.values())
-        return [tensor.detach().float() for tensor in tensors]
+    def __init__(
+        self, images: int, loss: Tensor, terms: Mapping[str, Term], more: Mapping[str, Tensor]
+    ):
+        self.images = images
+        self.weights = {name: term.weight for name, term in terms.items()}
+        self.names = (*terms, *more)
+        values = (loss, *(term.value for term in terms.values()), *more.values())
+        self.values = torch.stack([value.detach().float() for value in values])
 
 
 class EpochRecord:
@@ -53,18 +54,15 @@ class EpochRecord:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        tensors = [value for _, batch in unread for value in batch.values()]
-        numbers = iter(torch.stack(tensors).cpu().tolist())
+        numbers = iter(torch.cat([batch.values for _, batch in unread]).cpu().tolist())
         for number, batch in unread:
             loss = next(numbers)
-            terms = {name: next(numbers) for name in batch.terms}
+            row = {name: next(numbers) for name in batch.names}
             if not math.isfinite(loss):
-                raise self._diverged(number, terms)
-            row = {name: batch.terms[name].weight * value for name, value in terms.items()}
-            row |= {name: next(numbers) for name in batch.more}
+                raise self._diverged(number, {name: row[name] for name in batch.weights})
             for name, value in row.items():
-                share = batch.images / self._images
-                self._means[name] = self._means.get(name, 0.0) + share * value
+                share, weight = batch.images / self._images, batch.weights.get(name, 1.0)
+                self._means[name] = self._means.get(name, 0.0) + share * (weight * value)
 
     def _diverged(self, number: int, terms: Mapping[str, float]) -> RunError:
         values = ", ".join(f"{name} {value}" for name, value in terms.items())
