@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ OPTIONS = (
     "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars",
     "--disable-dev-shm-usage", "--remote-debugging-pipe",
 )  # fmt: skip
+# The numbers of keys that write nothing, or a line; others are the character itself.
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, ""), "ArrowRight": (39, "")}
 
 
 def program() -> str | None:
@@ -78,15 +81,15 @@ class Tab:
             self.errors.append(values["entry"]["text"])
         return message
 
-    def open(self, page: Path, width: int = 1200) -> None:
-        """Load a page at a width in pixels, and forget what earlier pages did."""
+    def open(self, page: Path | str, width: int = 1200, height: int = 900) -> None:
+        """Load a page at a size in pixels, and forget what earlier pages did."""
         self.errors.clear()
         self.requests.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=900, deviceScaleFactor=1, mobile=width < 600,
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._next().get("method") != "Page.loadEventFired":
             pass
 
@@ -95,6 +98,42 @@ class Tab:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def click(self, selector: str) -> None:
+        """Click in the middle of an element."""
+        middle = f"""(() => {{ const each = document.querySelector({json.dumps(selector)});
+            each.scrollIntoView({{block: "center", behavior: "instant"}});
+            const box = each.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2]; }})()"""
+        x, y = self.ask(middle)
+        for kind in ("mousePressed", "mouseReleased"):
+            at = {"x": x, "y": y, "button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, **at)
+
+    def press(self, key: str) -> None:
+        """Press a key wherever the focus is."""
+        number, text = KEYS.get(key, (ord(key.upper()), key) if len(key) == 1 else (0, ""))
+        for kind in ("keyDown", "keyUp"):
+            typed = {"text": text} if text and kind == "keyDown" else {}
+            values = {"key": key, "windowsVirtualKeyCode": number, **typed}
+            self.call("Input.dispatchKeyEvent", type=kind, **values)
+
+    def leave(self, act: Callable[[], object], within: float = 20.0) -> None:
+        """Do something that loads another page, and wait until that is complete."""
+        self.ask("window.left_behind = true")
+        act()
+        gone = "!window.left_behind && document.readyState === 'complete'"
+        deadline = time.monotonic() + within
+        while not self._asked_meanwhile(gone):
+            assert time.monotonic() < deadline, "the page stayed"
+            time.sleep(0.02)
+
+    def _asked_meanwhile(self, expression: str) -> Any:
+        """Return the value of an expression; False if the page went away while it was asked."""
+        try:
+            return self.ask(expression)
+        except AssertionError:
+            return False
 
     def print(self) -> bytes:
         """Return the page as it is printed, a PDF."""

@@ -6,15 +6,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from browser import browser, needs_chromium
 from frostglass.study.answers import Answers
 from study_visits import of_protocol, served, study_of_run, tokens
-from webdriver import ENTER, browser
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_chromium]
 
-SIZES = [(1200, 900, False), (390, 844, True)]
+DESKTOP, PHONE = (1200, 900), (390, 844)
 KEYS = {"pairwise": ["1", "2", "ArrowLeft"], "identification": ["1", "d", "0", "n"]}
-ARROWS = {"ArrowLeft": "\ue012", "ArrowRight": "\ue014"}
 PLACE = "document.querySelector('#trial')?.dataset.place"
 WIDE = "document.documentElement.scrollWidth <= innerWidth"
 SMALL = """[...document.querySelectorAll('button:not([hidden]), a, label')].filter(
@@ -31,70 +30,66 @@ def answers_of(folder):
 
 
 @pytest.mark.parametrize("protocol", ["pairwise", "identification"])
-@pytest.mark.parametrize(("width", "height", "phone"), SIZES, ids=["desktop", "phone"])
-def test_from_consent_to_thanks(tmp_path: Path, protocol, width, height, phone):
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_from_consent_to_thanks(tmp_path: Path, protocol, size):
     folder = study_of_run(tmp_path)
     participant = of_protocol(folder, protocol)
-    with (
-        served(folder.path) as (address, _),
-        browser(tmp_path, width, height, phone=phone) as window,
-    ):
-        home = f"{address}/p/{tokens(folder)[participant.id]}"
-        window.open(home)
-        assert window.script(WIDE)
-        window.click("#begin")  # refused by the browser: the box is not ticked
-        assert window.find("#agree")
-        window.click("label[for=agree]")
-        window.leave(lambda: window.click("#begin"))
+    with served(folder.path) as (address, _), browser(tmp_path / "profile") as tab:
+        tab.open(f"{address}/p/{tokens(folder)[participant.id]}", *size)
+        assert tab.ask(WIDE)
+        tab.click("#begin")  # refused by the browser: the box is not ticked
+        assert tab.ask("document.querySelectorAll('#agree').length") == 1
+        tab.click("label[for=agree]")
+        tab.leave(lambda: tab.click("#begin"))
         for place in range(len(participant.trials)):
-            assert window.title == f"Question {place + 1} of {len(participant.trials)}"
-            assert window.script(PLACE) == str(place)
-            assert window.script(LOADED)
-            assert window.script(WIDE)
-            assert window.script(SMALL) == 0
-            assert window.script("document.activeElement.tagName") == "H1"
+            title = f"Question {place + 1} of {len(participant.trials)}"
+            assert tab.ask("document.title") == title
+            assert tab.ask(PLACE) == str(place)
+            assert tab.ask(LOADED)
+            assert tab.ask(WIDE)
+            assert tab.ask(SMALL) == 0
+            assert tab.ask("document.activeElement.tagName") == "H1"
             if place == 1:
-                window.leave(window.reload)
-                assert window.script(PLACE) == "1"
-            if phone:
-                window.leave(lambda: window.click(".options button"))
+                tab.leave(lambda: tab.call("Page.reload"))
+                assert tab.ask(PLACE) == "1"
+            if size == PHONE:
+                tab.leave(lambda: tab.click(".options button"))
             else:
                 key = KEYS[protocol][place % len(KEYS[protocol])]
-                window.leave(lambda key=key: window.press(ARROWS.get(key, key)))
-        assert window.script("document.querySelector('h1').textContent") == "Thank you"
-        window.back()
-        assert "Question" not in window.title
-        assert window.errors() == []
-        hosts = {urlsplit(each).netloc for each in window.requested()}
-        assert hosts == {urlsplit(address).netloc}
+                tab.leave(lambda key=key: tab.press(key))
+        assert tab.ask("document.querySelector('h1').textContent") == "Thank you"
+        tab.leave(lambda: tab.ask("history.back()"))
+        assert "Question" not in tab.ask("document.title")
+        assert tab.errors == []
+        assert {urlsplit(each).netloc for each in tab.requests} == {urlsplit(address).netloc}
     assert [each.place for each in answers_of(folder)] == list(range(len(participant.trials)))
 
 
 def test_tab_and_enter_choose_an_option_and_a_second_click_counts_once(tmp_path):
     folder = study_of_run(tmp_path)
     participant = of_protocol(folder, "pairwise")
-    with served(folder.path) as (address, _), browser(tmp_path, 1200, 900) as window:
-        window.open(f"{address}/p/{tokens(folder)[participant.id]}")
-        window.click("#agree")
-        window.leave(lambda: window.click("#begin"))
-        window.press("\ue004")  # Tab
-        assert window.script("document.activeElement.value") == "0"
-        window.leave(lambda: window.press(ENTER))
+    with served(folder.path) as (address, _), browser(tmp_path / "profile") as tab:
+        tab.open(f"{address}/p/{tokens(folder)[participant.id]}", *DESKTOP)
+        tab.click("#agree")
+        tab.leave(lambda: tab.click("#begin"))
+        tab.press("Tab")
+        assert tab.ask("document.activeElement.value") == "0"
+        tab.leave(lambda: tab.press("Enter"))
         both = "document.querySelectorAll('[data-keys]').forEach(each => each.click())"
-        window.leave(lambda: window.script(both))
-        assert window.script(PLACE) == "2"
+        tab.leave(lambda: tab.ask(both))
+        assert tab.ask(PLACE) == "2"
     assert [each.position for each in answers_of(folder)] == [0, 0]
 
 
 def test_the_time_runs_out_by_itself(tmp_path):
     folder = study_of_run(tmp_path, seconds=11)
     participant = of_protocol(folder, "pairwise")
-    with served(folder.path) as (address, _), browser(tmp_path, 390, 844, phone=True) as window:
-        window.open(f"{address}/p/{tokens(folder)[participant.id]}")
-        window.click("#agree")
-        window.leave(lambda: window.click("#begin"))
+    with served(folder.path) as (address, _), browser(tmp_path / "profile") as tab:
+        tab.open(f"{address}/p/{tokens(folder)[participant.id]}", *PHONE)
+        tab.click("#agree")
+        tab.leave(lambda: tab.click("#begin"))
         started = time.monotonic()
-        window.leave(lambda: time.sleep(3), within=40)
+        tab.leave(lambda: time.sleep(3), within=40)
         assert time.monotonic() - started > 8
-        assert window.script(PLACE) == "1"
+        assert tab.ask(PLACE) == "1"
     assert [each.choice for each in answers_of(folder)] == [None]
