@@ -28,7 +28,8 @@ def test_a_file_changes_what_it_names_and_replaces_methods_as_a_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["attacks", "defenses", "newer-attacks", "newer-defenses", "skip-connections", "answers"]
+    "name",
+    ["attacks", "defenses", "newer-attacks", "newer-defenses", "skip-connections", "answers"],
 )
 def test_the_harder_world_fits_the_configs_of_models(name):
     """And it is the one that faces/harder.toml has without it."""
