@@ -227,7 +227,7 @@ def test_a_utility_above_that_of_unprotected_features(world):
         (changed('defenses=[{name="calor", rnk=3}]'), "defenses[0].rnk: no such parameter"),
         (changed('defenses=["calor"]'), "defenses[0]: expected a table with a name"),
         (changed('defenses="calor"'), "defenses: expected a list of tables"),
-        (changed('defenses=[{name="mid"}, {name="mid"}]'), "defenses: mid is there twice"),
+        (changed('defenses=[{name="mid"}, {name="mid"}]'), "defenses: mid is named twice"),
         (changed("judging.positive_control=false"), "judging.positive_control: hardening needs it"),
         (changed("data.identities=3"), "data: strengths are tuned on one half of the people"),
         (changed("target.epochs=2"), "target: no epoch of 2 is at full defense strength (calor)"),

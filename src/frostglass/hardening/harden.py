@@ -25,7 +25,7 @@ from frostglass.hardening.final import (
 )
 from frostglass.hardening.goal import Goal, goal_of
 from frostglass.hardening.output import Findings, write_results
-from frostglass.hardening.space import Candidate, Tunable, Values, built, candidates
+from frostglass.hardening.space import Candidate, Tunable, Values, built, candidates, each_once
 from frostglass.hardening.study import (
     Outcome,
     Study,
@@ -240,8 +240,7 @@ def _bases(settings: Mapping[str, Any]) -> list[Values]:
     methods = reader.methods("defenses", registered, [])
     if reader.problems:
         raise ConfigError(reader.problems)
-    if twice := {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}:
-        raise ConfigError(f"defenses: {min(twice)} is there twice: a hardening tunes each once")
+    each_once([method.name for method in methods])
     return [
         as_table(given) if isinstance(given, Method) else dict(given)
         for given in settings.get("defenses", [])

@@ -100,6 +100,12 @@ class Tunable:
         return method.strengths(self.classes, self.secret) if self.fits(method) else {}
 
 
+def each_once(names: Sequence[str]) -> None:
+    """Refuse a defense that is named twice."""
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ConfigError(f"defenses: {twice[0]} is named twice: name each once")
+
+
 def candidates(
     names: Sequence[str], tunable: Tunable, bases: Sequence[Values] = ()
 ) -> list[Candidate]:
@@ -107,8 +113,7 @@ def candidates(
 
     Those with a base begin from it and keep what is not tuned; the others have their defaults.
     """
-    if twice := [name for name in names if list(names).count(name) > 1]:
-        raise ConfigError(f"defenses: {twice[0]} is named twice: name each once")
+    each_once(names)
     ranges = {name: _ranges(name, tunable) for name in names}
     given = {base["name"]: dict(base) for base in bases}
     chosen = [given.get(name, {"name": name}) for name in names]
