@@ -19,6 +19,7 @@ from torch import Tensor
 
 from frostglass.core.errors import RunError, StoreError
 from frostglass.runtime.batching import BATCH_MULTIPLE
+from frostglass.runtime.memory import trimming
 
 NAME = "pixels"  # of the tensor in a file
 AT_ONCE = 2**22  # bytes that are read together
@@ -219,13 +220,20 @@ def joined(parts: Sequence[Pixels]) -> PixelView:
 def chunks(count: int, shape: Sequence[int], most: int = AT_ONCE) -> Iterator[slice]:
     """Divide images of a shape (C, H, W) into slices of at most `most` bytes, at least one."""
     step = max(1, most // max(1, math.prod(shape)))
-    return (slice(start, min(start + step, count)) for start in range(0, max(1, count), step))
+    parts = (slice(start, min(start + step, count)) for start in range(0, max(1, count), step))
+    return trimming(parts, step * math.prod(shape))
 
 
 def images_at_once(shape: Sequence[int]) -> int:
     """Return how many images of a shape (C, H, W) a network is shown together: fewer large ones."""
     fitting = VALUES_AT_ONCE // max(1, math.prod(shape)) // BATCH_MULTIPLE * BATCH_MULTIPLE
     return min(SHOWN_AT_ONCE, max(BATCH_MULTIPLE, fitting))
+
+
+def shown_together(index: Tensor, shape: Sequence[int]) -> Iterator[Tensor]:
+    """Divide rows of images of a shape (C, H, W) into those that a network is shown together."""
+    size = images_at_once(shape)
+    return trimming(index.split(size), size * math.prod(shape))
 
 
 def content_hashes(pixels: Pixels) -> Tensor:

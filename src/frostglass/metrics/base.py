@@ -14,7 +14,7 @@ from frostglass.core.assets import Asset
 from frostglass.core.display import table
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
-from frostglass.core.pixels import ByteImages, as_bytes, images_at_once
+from frostglass.core.pixels import ByteImages, as_bytes, shown_together
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target, match_shape
 from frostglass.evaluators.verifier import Verifier, enrol
@@ -276,8 +276,7 @@ def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[T
     device = device_of(classifier.module)
     logits, features = [], []
     with frozen(classifier.module), torch.no_grad():
-        size = images_at_once(images.shape[-3:])
-        for index in torch.arange(len(images)).split(size):
+        for index in shown_together(torch.arange(len(images)), images.shape[-3:]):
             batch = images.floats(index) if isinstance(images, Images) else images[index]
             some_logits, some_features = classifier.outputs(batch.to(device))
             logits.append(some_logits.cpu())

@@ -9,7 +9,7 @@ from torch import Tensor
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.parameters import parameters
-from frostglass.core.pixels import images_at_once
+from frostglass.core.pixels import shown_together
 from frostglass.core.types import Images, Target
 from frostglass.metrics.base import Evidence, Metric, metrics
 from frostglass.networks.embedding import embed, public_centre
@@ -122,7 +122,7 @@ def reference_similarities(embedder: Target, images: Images, public: Images) -> 
     embeddings = torch.cat(
         [
             embed(embedder, images.floats(index), centre).cpu()
-            for index in torch.arange(len(images)).split(images_at_once(images.shape))
+            for index in shown_together(torch.arange(len(images)), images.shape)
         ]
     ).double()
     _, people = images.labels.unique(return_inverse=True)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.core.pixels import ByteImages, images_at_once
+from frostglass.core.pixels import ByteImages, shown_together
 from frostglass.core.types import Images, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -19,9 +19,8 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     finds no face (NaN) do not count.
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
-    size = images_at_once(public.shape)
-    parts = [_features(embedder, public.floats(index)) for index in chosen.split(size)]
-    return torch.cat(parts).nanmean(0)
+    parts = shown_together(chosen, public.shape)
+    return torch.cat([_features(embedder, public.floats(part)) for part in parts]).nanmean(0)
 
 
 def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tensor:
@@ -29,8 +28,8 @@ def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tens
 
     The cosine of two embeddings says how likely two images show the same person.
     """
-    parts = images.split(images_at_once(images.shape[1:]))
-    features = torch.cat([_features(embedder, part) for part in parts])
+    parts = shown_together(torch.arange(len(images)), images.shape[1:])
+    features = torch.cat([_features(embedder, images[part]) for part in parts])
     return F.normalize(features - centre.to(features.device), dim=1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError
-from frostglass.core.pixels import images_at_once
+from frostglass.core.pixels import shown_together
 from frostglass.core.types import Images, Split, Target
 from frostglass.models.base import class_name
 from frostglass.models.class_order import Cycle, advice, corrections, exchanged, in_order, useless
@@ -166,7 +166,7 @@ def _examination(
 
 def _batches(parts: Sequence[Images], labels: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     for part, answers in zip(parts, labels, strict=True):
-        for index in torch.arange(len(part)).split(images_at_once(part.shape)):
+        for index in shown_together(torch.arange(len(part)), part.shape):
             yield part.floats(index), answers[index]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, ModelError, RunError
-from frostglass.core.pixels import images_at_once
+from frostglass.core.pixels import shown_together
 from frostglass.core.ranks import Ranks, default_devices, together
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses import compose
@@ -272,7 +272,7 @@ def accuracy(target: Target, images: Images) -> float:
     labels = targets_for(target, images)
     hits = 0.0
     with frozen(target.module), torch.no_grad():
-        for index in torch.arange(len(images)).split(images_at_once(images.shape)):
+        for index in shown_together(torch.arange(len(images)), images.shape):
             logits = target.module(images.floats(index).to(device))
             if not logits.isfinite().all():
                 return math.nan

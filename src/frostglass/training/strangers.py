@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from frostglass.core.pixels import images_at_once
+from frostglass.core.pixels import shown_together
 from frostglass.core.types import Images, Split, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -31,6 +31,6 @@ def _confidence(target: Target, images: Images, index: Tensor) -> Tensor:
     with frozen(target.module), torch.no_grad():
         parts = [
             target.module(target.fit(images.floats(part).to(device))).softmax(1).amax(1).cpu()
-            for part in index.split(images_at_once(images.shape))
+            for part in shown_together(index, images.shape)
         ]
     return torch.cat(parts)

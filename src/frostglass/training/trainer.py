@@ -22,6 +22,7 @@ from frostglass.runtime.device import device_of
 from frostglass.runtime.fused import fuse
 from frostglass.runtime.hooks import capture
 from frostglass.runtime.layout import fastest_layout, lay_out
+from frostglass.runtime.memory import trimming
 from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for, seeded
 from frostglass.runtime.tensors import (
@@ -88,6 +89,7 @@ class Trainer:
         }
         self._opponents = {name: opponent for name, opponent in opponents.items() if opponent}
         self._threaded = _has_room(device)
+        self._batch_numbers = config.batch * math.prod(target.image_shape)
         self.numerics = {"precision": self._precision, "compiled": faster is not None}
 
     def _compiled(self, device: torch.device) -> nn.Module | None:
@@ -116,7 +118,8 @@ class Trainer:
             joint_batch_norm(self.ranks, self.target.module),
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
-            for number, (index, images) in enumerate(zip(batches, prepared_batches, strict=True)):
+            shown = trimming(zip(batches, prepared_batches, strict=True), self._batch_numbers)
+            for number, (index, images) in enumerate(shown):
                 for opponent in self._opponents.values():
                     opponent.turn(progress, number)
                 self._optimizer.zero_grad(set_to_none=True)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.core.parameters import parameters
-from frostglass.core.pixels import images_at_once
+from frostglass.core.pixels import shown_together
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses.base import Defense, Part, defenses
 from frostglass.defenses.strengths import Range, Real
@@ -154,7 +154,7 @@ def scores_of(target: Target, images: Images) -> Tensor:
     with frozen(target.module), torch.no_grad():
         parts = [
             target.module(images.floats(part).to(device)).softmax(1).cpu()
-            for part in index.split(images_at_once(images.shape))
+            for part in shown_together(index, images.shape)
         ]
     return torch.cat(parts)
 

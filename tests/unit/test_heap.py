@@ -1,0 +1,44 @@
+"""Loops over many images give unused memory back, and change nothing else."""
+
+import pytest
+import torch
+
+from frostglass.core.pixels import chunks, shown_together
+from frostglass.runtime import memory
+
+
+@pytest.fixture
+def trims(monkeypatch):
+    """The calls of the C library's function."""
+    calls: list[int] = []
+    monkeypatch.setattr(memory, "return_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr(memory, "CHECKED_AFTER", 3000)
+    return calls
+
+
+def test_parts_are_yielded_in_order_and_memory_is_returned_once_and_when_it_grows(
+    trims, monkeypatch
+):
+    monkeypatch.setattr(memory, "SLACK", 10)
+    readings = iter([50, 30, 40, 41, 35])
+    monkeypatch.setattr(memory, "own_memory", lambda: next(readings))
+    after = []
+    for part in memory.trimming(range(16), 1000):
+        after.append((part, len(trims)))
+    # At the first of five checks, and at the fourth, 11 above the least.
+    assert after == [(n, 0 if n < 3 else 1 if n < 12 else 2) for n in range(16)]
+    assert list(memory.trimming([], 3000)) == []
+
+
+def test_rows_of_images_are_divided_as_before(trims):
+    rows = torch.arange(150).flip(0)
+    parts = list(shown_together(rows, (3, 8, 8)))
+    assert [len(part) for part in parts] == [64, 64, 22]
+    assert torch.equal(torch.cat(parts), rows)
+    assert trims
+    assert [part.tolist() for part in shown_together(rows[:0], (3, 8, 8))] == [[]]
+    assert list(chunks(5, (1, 2, 2), most=8)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+def test_the_heap_is_trimmed_wherever_there_is_a_heap():
+    memory.return_freed_memory()  # does nothing without glibc, and never fails
