@@ -14,7 +14,7 @@ T = TypeVar("T")
 HEAP = 2**27  # bytes
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
 CHECKED_AFTER = 2**27  # numbers in the parts of a loop
-SLACK = 2**28  # bytes by which a loop's memory may grow
+SLACK = 2**26  # bytes by which a loop's memory may grow
 
 
 def keep_freed_memory() -> None:
