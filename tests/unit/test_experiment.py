@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import shipped
 from frostglass.attacks.base import Attack
 from frostglass.attacks.model.kedmi import Kedmi
 from frostglass.auditing.config_file import read_config, read_with_generator
@@ -205,8 +206,7 @@ def test_assign_makes_tables_on_the_way():
 
 @pytest.mark.parametrize(
     "path",
-    sorted(Path(__file__).parents[2].glob("configs/**/*.toml"))
-    + sorted(Path(__file__).parents[2].glob("src/frostglass/auditing/*.toml")),
+    shipped.PATHS + sorted(Path(__file__).parents[2].glob("src/frostglass/auditing/*.toml")),
     ids=lambda p: p.name,
 )
 def test_every_shipped_config_loads(path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import shipped
 from frostglass.auditing.config_file import read_config
 from frostglass.auditing.experiment import experiments
 from frostglass.models.cut import cut
@@ -13,9 +14,8 @@ from frostglass.training.build import untrained
 ROOT = Path(__file__).parents[2] / "configs"
 PATHS = {
     path.relative_to(ROOT).with_suffix("").as_posix(): path
-    for path in sorted(ROOT.rglob("*.toml"))
-    if path.parent.name != "worlds"  # settings, no configs
-    and any(exp.surface == "features" for _, exp in experiments(read_config(path)))
+    for path in shipped.PATHS
+    if any(exp.surface == "features" for _, exp in experiments(read_config(path)))
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import shipped
 from frostglass.attacks._search.descent import Descent
 from frostglass.attacks.base import attacks
 from frostglass.auditing.config_file import read_config
@@ -29,11 +30,7 @@ from published_tables import (
 )
 
 ROOT = Path(__file__).parents[2] / "configs"
-EVERY = {
-    path.relative_to(ROOT).with_suffix("").as_posix(): path
-    for path in sorted(ROOT.rglob("*.toml"))
-    if path.parent.name != "worlds"  # settings, no configs
-}
+EVERY = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in shipped.PATHS}
 EXPERIMENTS = {name: experiments(read_config(path)) for name, path in EVERY.items()}
 # The configs of features have tests of their own.
 PATHS = {name: path for name, path in EVERY.items() if EXPERIMENTS[name][0][1].surface == "model"}
