@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import Measured
+from frostglass.runtime.memory import keep_freed_memory, own_memory
 
 SIDE = 224
 PRIOR_SIDE = 128  # the largest that the WGAN makes; its split is part of that stage
@@ -53,12 +54,6 @@ def _child(stage: str, count: int, folder: str) -> int:
     return json.loads(done.stdout)
 
 
-def anonymous() -> int:
-    """Return the bytes of memory that this process has and no file is behind."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
-
-
 @contextmanager
 def peak_above(before: int) -> Iterator[list[int]]:
     """Sample the anonymous memory of the block; its peak above `before` is in the list."""
@@ -66,7 +61,7 @@ def peak_above(before: int) -> Iterator[list[int]]:
 
     def sample() -> None:
         while not done.wait(0.005):
-            most[0] = max(most[0], anonymous() - before)
+            most[0] = max(most[0], own_memory() - before)
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -98,13 +93,12 @@ def peak(stage: str, count: int, folder: Path) -> int:
     import torch
 
     from frostglass.data import Folder
-    from frostglass.runtime.memory import keep_freed_memory
 
     keep_freed_memory()  # as the command line does
     torch.set_num_threads(1)
     size = PRIOR_SIDE if stage == "prior training" else SIDE
     dataset = Folder(private=folder / "private", public=folder / "public", size=size)
-    with peak_above(anonymous()) as most:
+    with peak_above(own_memory()) as most:
         STAGES[stage](dataset, count, folder)
     return most[0]
 

@@ -1,13 +1,12 @@
 """Settings of the command line: single values, and TOML files of them."""
 
-from pathlib import Path
-
 import pytest
 
+import shipped
 from frostglass.auditing.config_file import parse_settings, read_config
 from frostglass.auditing.experiment import experiments
 
-ROOT = Path(__file__).parents[2] / "configs"
+ROOT = shipped.CONFIGS
 WORLD = str(ROOT / "worlds" / "harder.toml")
 
 

@@ -1,7 +1,6 @@
 """Configs of split models have the strengths and cuts of their papers."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from frostglass.auditing.experiment import experiments
 from frostglass.models.cut import cut
 from frostglass.training.build import untrained
 
-ROOT = Path(__file__).parents[2] / "configs"
+ROOT = shipped.CONFIGS
 PATHS = {
     path.relative_to(ROOT).with_suffix("").as_posix(): path
     for path in shipped.PATHS

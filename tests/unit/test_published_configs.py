@@ -1,7 +1,6 @@
 """The published configs hold exactly the strengths, recipes and attacks of the papers' tables."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ from published_tables import (
     STYLED,
 )
 
-ROOT = Path(__file__).parents[2] / "configs"
+ROOT = shipped.CONFIGS
 EVERY = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in shipped.PATHS}
 EXPERIMENTS = {name: experiments(read_config(path)) for name, path in EVERY.items()}
 # The configs of features have tests of their own.

@@ -34,9 +34,9 @@ def trimming(parts: Iterable[T], numbers: int) -> Iterator[T]:
     """Yield parts of so many numbers each; return unused memory to the system when it grows.
 
     What a loop keeps of each part lies between large blocks that were freed, and the blocks of the
-    next part may not fit there: without this, memory can grow with the length of the loop. A
-    return costs as much as the first use of that memory, so it is rare; it is due once in a long
-    loop, for what earlier ones left.
+    next part may not fit there, so that memory can grow with the length of the loop; this slows the
+    growth. A return costs as much as the first use of that memory, so it is rare; it is due once in
+    a long loop, for what earlier ones left.
     """
     worked, least = 0, 0
     for part in parts:

@@ -24,7 +24,7 @@ def prepared(
     """Return the images at `index`, each changed by a row of all `changes`, in a memory layout.
 
     A few images at a time: the temporary tensors of a whole batch are allocated anew each time, and
-    filling their pages takes longer than the augmentation itself.
+    the first use of their pages takes longer than the augmentation itself.
     """
     step = max(1, CACHED // math.prod(images.shape))
     if 0 < len(index) <= step:
