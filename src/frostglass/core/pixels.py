@@ -7,7 +7,7 @@ subsets and concatenations are views of the same bytes.
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -236,6 +236,42 @@ def shown_together(index: Tensor, shape: Sequence[int]) -> Iterator[Tensor]:
     return trimming(index.split(size), size * math.prod(shape))
 
 
+def per_image(function: Callable[[Tensor], Tensor], index: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return what a function gives for rows of images of a shape (C, H, W), shown a few at a time.
+
+    The function takes rows, and returns a value of each on any device.
+    """
+    values = RowsInOne(len(index))
+    for part in shown_together(index, shape):
+        values.add(function(part))
+    return values.tensor
+
+
+class RowsInOne:
+    """Rows that come in parts, in one tensor from the first part on.
+
+    Parts that are kept apart lie between the large blocks that a network frees after each batch,
+    where the blocks of the next batch no longer fit: memory would grow with the number of images.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self._filled = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Append rows; all must have the same shape, type and device."""
+        if not self._filled:
+            self._tensor = rows.new_empty(self.count, *rows.shape[1:])
+        self._tensor[self._filled : self._filled + len(rows)] = rows
+        self._filled += len(rows)
+
+    @property
+    def tensor(self) -> Tensor:
+        """All rows."""
+        assert self._filled == self.count, f"{self._filled} of {self.count} rows"
+        return self._tensor
+
+
 def content_hashes(pixels: Pixels) -> Tensor:
     """Return a hash of each image, equal only for equal pixels, uint8 (N, 16)."""
     if isinstance(pixels, PixelTable):
@@ -250,7 +286,10 @@ def content_hashes(pixels: Pixels) -> Tensor:
 
 
 def _hashes_of(source: Pixels, rows: Tensor) -> Tensor:
-    return torch.cat([hashed(source[rows[part]]) for part in chunks(len(rows), source.shape[1:])])
+    hashes = RowsInOne(len(rows))
+    for part in chunks(len(rows), source.shape[1:]):
+        hashes.add(hashed(source[rows[part]]))
+    return hashes.tensor
 
 
 def hashed(pixels: Tensor) -> Tensor:

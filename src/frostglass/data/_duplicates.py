@@ -1,5 +1,6 @@
 """Near copies between two sets of images: found by a descriptor, confirmed by alignment."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from frostglass.data._alignment import (
 from frostglass.data._neighbours import Neighbours, descriptors, thumbnails
 
 CANDIDATES = 2  # public images compared with each private one, and with its mirror image
-PAIRS_AT_ONCE = 512
+PAIRS_AT_ONCE, BYTES_AT_ONCE = 512, 2**24  # of images that are compared together
 SIMILAR = 0.8  # cosine of two descriptors, below which images are not compared
 # Pairs are aligned at a coarse size first, where most turn out to differ.
 COARSE_SIDE, COARSE_STEPS = 16, 4
@@ -67,11 +68,12 @@ def near_copies(private: Pixels, public: Pixels) -> list[tuple[int, int]]:
 def similar_pairs(private: Pixels, public: Pixels) -> Iterator[Pair]:
     """Compare each private image with the most similar public ones; yield pairs that fit."""
     index = Neighbours(descriptors(public))
+    at_once = max(1, min(PAIRS_AT_ONCE, BYTES_AT_ONCE // math.prod(private.shape[1:])))
     for mirrored in (False, True):
         cosines, matches = index.nearest(descriptors(private, mirrored=mirrored), CANDIDATES)
         rows, ranks = (cosines >= SIMILAR).nonzero(as_tuple=True)
         found = matches[rows, ranks]
-        for some in torch.arange(len(rows)).split(PAIRS_AT_ONCE):
+        for some in torch.arange(len(rows)).split(at_once):
             x, y = private[rows[some]], public[found[some]]
             yield from _compared(x.flip(-1) if mirrored else x, y, rows[some], found[some])
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.core.pixels import Pixels, chunks
+from frostglass.core.pixels import Pixels, RowsInOne, chunks
 from frostglass.data._alignment import grey
 from frostglass.runtime.seeding import generator_for
 
@@ -42,11 +42,11 @@ def descriptors(pixels: Pixels, *, mirrored: bool = False) -> Tensor:
     A histogram of the directions of the gradient in each of 4 x 4 blocks (HOG). It hardly changes
     with brightness, contrast, colour and small shifts. A constant image has zeros.
     """
-    vectors = []
+    vectors = RowsInOne(len(pixels))
     for part in chunks(len(pixels), pixels.shape[1:], VALUES_AT_ONCE):
         thumbs = _resized(grey(pixels[part].float() / 255), SIDE)[:, 0]
-        vectors.append(_histograms(thumbs.flip(-1) if mirrored else thumbs))
-    return torch.cat(vectors)
+        vectors.add(_histograms(thumbs.flip(-1) if mirrored else thumbs))
+    return vectors.tensor
 
 
 def _histograms(thumbs: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frostglass.core.errors import ConfigError, DataError
-from frostglass.core.pixels import ByteImages, shown_together
+from frostglass.core.pixels import ByteImages, per_image
 from frostglass.core.types import Images, Split, Target
 from frostglass.data._impostors import held_out_people
 from frostglass.networks.embedding import embed, public_centre
@@ -56,11 +56,12 @@ class Verifier:
         self, evaluator: Target, images: Tensor | ByteImages, people: Sequence[int]
     ) -> Tensor:
         """Return how well images match people, (images, people)."""
-        parts = shown_together(torch.arange(len(images)), images.shape[1:])
-        shown = (embed(evaluator, images[part], self.centre) for part in parts)
-        matches = torch.cat(
-            [_best_cosines(each, self.references, self.labels, people) for each in shown]
-        )
+
+        def match(rows: Tensor) -> Tensor:
+            embeddings = embed(evaluator, images[rows], self.centre)
+            return _best_cosines(embeddings, self.references, self.labels, people)
+
+        matches = per_image(match, torch.arange(len(images)), images.shape[1:])
         # Other NaN stay: a metric that is not finite fails its step.
         return matches.nan_to_num(nan=NO_FACE) if _detects(evaluator) else matches
 
@@ -160,8 +161,8 @@ def threshold(scores: Tensor, rate: float) -> Tensor:
 
 
 def _embeddings(evaluator: Target, images: Images, centre: Tensor) -> Tensor:
-    parts = shown_together(torch.arange(len(images)), images.shape)
-    embeddings = torch.cat([embed(evaluator, images.floats(index), centre) for index in parts])
+    index, shape = torch.arange(len(images)), images.shape
+    embeddings = per_image(lambda rows: embed(evaluator, images.floats(rows), centre), index, shape)
     if not (embeddings.is_meta or _detects(evaluator) or embeddings.isfinite().all()):
         raise DataError(
             f"expected finite embeddings, got NaN or infinity from {evaluator.info['model']}: "

@@ -14,7 +14,7 @@ from frostglass.core.assets import Asset
 from frostglass.core.display import table
 from frostglass.core.errors import ConfigError, DataError, RunError
 from frostglass.core.method import Method
-from frostglass.core.pixels import ByteImages, as_bytes, shown_together
+from frostglass.core.pixels import ByteImages, RowsInOne, as_bytes, shown_together
 from frostglass.core.registry import Registry
 from frostglass.core.types import Images, Reconstructions, Split, Target, match_shape
 from frostglass.evaluators.verifier import Verifier, enrol
@@ -274,14 +274,14 @@ metrics = Registry("metric", "frostglass.metrics", contract=Metric)
 def outputs(classifier: Target, images: Tensor | ByteImages | Images) -> tuple[Tensor, Tensor]:
     """Return logits and features of many images, in evaluation mode and without gradients."""
     device = device_of(classifier.module)
-    logits, features = [], []
+    logits, features = RowsInOne(len(images)), RowsInOne(len(images))
     with frozen(classifier.module), torch.no_grad():
         for index in shown_together(torch.arange(len(images)), images.shape[-3:]):
             batch = images.floats(index) if isinstance(images, Images) else images[index]
             some_logits, some_features = classifier.outputs(batch.to(device))
-            logits.append(some_logits.cpu())
-            features.append(some_features.cpu())
-    return torch.cat(logits), torch.cat(features)
+            logits.add(some_logits.cpu())
+            features.add(some_features.cpu())
+    return logits.tensor, features.tensor
 
 
 def finite(features: Tensor, what: str) -> Tensor:

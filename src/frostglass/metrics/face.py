@@ -9,7 +9,7 @@ from torch import Tensor
 from frostglass.core.assets import Asset
 from frostglass.core.errors import ConfigError, DataError
 from frostglass.core.parameters import parameters
-from frostglass.core.pixels import shown_together
+from frostglass.core.pixels import per_image
 from frostglass.core.types import Images, Target
 from frostglass.metrics.base import Evidence, Metric, metrics
 from frostglass.networks.embedding import embed, public_centre
@@ -119,11 +119,9 @@ def reference_similarities(embedder: Target, images: Images, public: Images) -> 
             f"expected images of known people, got {len(images)} images, {unknown} without a label"
         )
     centre = public_centre(embedder, public)
-    embeddings = torch.cat(
-        [
-            embed(embedder, images.floats(index), centre).cpu()
-            for index in shown_together(torch.arange(len(images)), images.shape)
-        ]
+    index = torch.arange(len(images))
+    embeddings = per_image(
+        lambda rows: embed(embedder, images.floats(rows), centre).cpu(), index, images.shape
     ).double()
     _, people = images.labels.unique(return_inverse=True)
     count = people.bincount().double()

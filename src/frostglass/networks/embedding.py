@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frostglass.core.pixels import ByteImages, shown_together
+from frostglass.core.pixels import ByteImages, per_image
 from frostglass.core.types import Images, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -19,8 +19,10 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     finds no face (NaN) do not count.
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
-    parts = shown_together(chosen, public.shape)
-    return torch.cat([_features(embedder, public.floats(part)) for part in parts]).nanmean(0)
+    shape = public.shape
+    return per_image(lambda rows: _features(embedder, public.floats(rows)), chosen, shape).nanmean(
+        0
+    )
 
 
 def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tensor:
@@ -28,8 +30,8 @@ def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tens
 
     The cosine of two embeddings says how likely two images show the same person.
     """
-    parts = shown_together(torch.arange(len(images)), images.shape[1:])
-    features = torch.cat([_features(embedder, images[part]) for part in parts])
+    index, shape = torch.arange(len(images)), images.shape[1:]
+    features = per_image(lambda rows: _features(embedder, images[rows]), index, shape)
     return F.normalize(features - centre.to(features.device), dim=1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.core.errors import ConfigError
-from frostglass.core.pixels import shown_together
+from frostglass.core.pixels import RowsInOne, shown_together
 from frostglass.core.types import Images, Split, Target
 from frostglass.models.base import class_name
 from frostglass.models.class_order import Cycle, advice, corrections, exchanged, in_order, useless
@@ -172,7 +172,8 @@ def _batches(parts: Sequence[Images], labels: Sequence[Tensor]) -> Iterator[tupl
 
 def _outputs(module: nn.Module, parts: Sequence[Images], labels: Sequence[Tensor]) -> _Outputs:
     device = device_of(module)
-    hits, best, ranges = [], [], []
+    count = sum(map(len, parts))
+    hits, best, ranges = RowsInOne(count), RowsInOne(count), torch.full((4,), -torch.inf).double()
     with frozen(module), torch.no_grad():
         for images, answers in _batches(parts, labels):
             logits = module(images.to(device)).cpu().double()
@@ -183,14 +184,15 @@ def _outputs(module: nn.Module, parts: Sequence[Images], labels: Sequence[Tensor
                 )
             several = answers.ndim == 2
             top = logits.topk(min(2, logits.shape[1])).indices
-            best.append(top[:, [0, -1]])
+            best.add(top[:, [0, -1]])
             right = (logits > 0) == (answers > 0) if several else top[:, :1] == answers[:, None]
-            hits.append(right)
+            hits.add(right)
             total, lse = (logits.sum(1) - 1).abs().max(), logits.logsumexp(1).abs().max()
-            ranges.append(torch.stack([-logits.min(), logits.max(), total, lse]))
-    low, high, total, lse = torch.stack(ranges).amax(0).tolist()
-    predicted, second = torch.cat(best).unbind(1)
-    return _Outputs(torch.cat(hits), predicted, second, -low, high, total, lse)
+            here = torch.stack([-logits.min(), logits.max(), total, lse])
+            ranges = torch.maximum(ranges, here)
+    low, high, most_total, most_lse = ranges.tolist()
+    predicted, second = best.tensor.unbind(1)
+    return _Outputs(hits.tensor, predicted, second, -low, high, most_total, most_lse)
 
 
 def _confusion(outputs: _Outputs, labels: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:

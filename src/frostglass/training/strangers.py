@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from frostglass.core.pixels import shown_together
+from frostglass.core.pixels import per_image
 from frostglass.core.types import Images, Split, Target
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
@@ -28,9 +28,9 @@ def strangers_accepted(target: Target, split: Split) -> float | None:
 
 def _confidence(target: Target, images: Images, index: Tensor) -> Tensor:
     device = device_of(target.module)
+
+    def confidence(rows: Tensor) -> Tensor:
+        return target.module(target.fit(images.floats(rows).to(device))).softmax(1).amax(1).cpu()
+
     with frozen(target.module), torch.no_grad():
-        parts = [
-            target.module(target.fit(images.floats(part).to(device))).softmax(1).amax(1).cpu()
-            for part in shown_together(index, images.shape)
-        ]
-    return torch.cat(parts)
+        return per_image(confidence, index, images.shape)

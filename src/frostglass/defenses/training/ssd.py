@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.core.parameters import parameters
-from frostglass.core.pixels import shown_together
+from frostglass.core.pixels import per_image
 from frostglass.core.types import Images, Split, Target
 from frostglass.defenses.base import Defense, Part, defenses
 from frostglass.defenses.strengths import Range, Real
@@ -150,13 +150,13 @@ class Ssd(Defense):
 
 def scores_of(target: Target, images: Images) -> Tensor:
     """Return the probabilities that the network computes, on the CPU."""
-    device, index = device_of(target.module), torch.arange(len(images))
+    device = device_of(target.module)
+
+    def scores(rows: Tensor) -> Tensor:
+        return target.module(images.floats(rows).to(device)).softmax(1).cpu()
+
     with frozen(target.module), torch.no_grad():
-        parts = [
-            target.module(images.floats(part).to(device)).softmax(1).cpu()
-            for part in shown_together(index, images.shape)
-        ]
-    return torch.cat(parts)
+        return per_image(scores, torch.arange(len(images)), images.shape)
 
 
 def class_means(scores: Tensor, labels: Tensor) -> Tensor:
