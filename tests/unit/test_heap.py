@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from frostglass.core.pixels import chunks, shown_together
+from frostglass.core.pixels import RowsInOne, chunks, per_image, shown_together
 from frostglass.runtime import memory
 
 
@@ -40,6 +40,32 @@ def test_rows_of_images_are_divided_as_before(trims):
     assert trims
     assert [part.tolist() for part in shown_together(rows[:0], (3, 8, 8))] == [[]]
     assert list(chunks(5, (1, 2, 2), most=8)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+def test_values_of_images_are_kept_in_one_tensor():
+    rows, shown = torch.arange(150).flip(0), []
+
+    def function(part):
+        shown.append(len(part))
+        return torch.stack([part, part**2], 1).double()
+
+    values = per_image(function, rows, (3, 8, 8))
+    assert shown == [64, 64, 22]
+    torch.testing.assert_close(values, torch.stack([rows, rows**2], 1).double(), atol=0, rtol=0)
+    assert per_image(function, rows[:0], (3, 8, 8)).shape == (0, 2)
+
+
+def test_rows_are_written_where_the_first_ones_are_and_none_may_be_missing():
+    rows = RowsInOne(5)
+    rows.add(torch.ones(2, 3))
+    place = rows._tensor.data_ptr()
+    with pytest.raises(AssertionError, match="2 of 5 rows"):
+        _ = rows.tensor
+    rows.add(torch.zeros(3, 3))
+    assert rows.tensor.data_ptr() == place
+    assert rows.tensor.sum(1).tolist() == [3, 3, 0, 0, 0]
+    with pytest.raises(RuntimeError):  # too many
+        rows.add(torch.ones(1, 3))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such heap")

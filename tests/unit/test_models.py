@@ -28,6 +28,19 @@ def test_lenet_has_the_published_number_of_weights():
     )
 
 
+def test_cnn_may_pool_before_its_relu():
+    stage = make("cnn", (3, 16, 16))[0].train()
+    convolution, norm, pool, relu = stage
+    images = torch.rand(4, 3, 16, 16)
+    results = []
+    for layers in ((norm, pool, relu), (norm, relu, pool)):
+        stage.zero_grad()
+        output = nn.Sequential(convolution, *layers)(images)
+        output.square().sum().backward()
+        results.append((output, convolution.weight.grad.clone()))
+    torch.testing.assert_close(*results)
+
+
 def test_cnn_stops_halving_at_four_by_four():
     for side in (16, 32, 64):
         module = make("cnn", (3, side, side))

@@ -20,6 +20,7 @@ from frostglass.networks.decoder import Residual
 from frostglass.runtime.layout import (
     channels_last,
     fastest_layout,
+    gradients_laid_out,
     lay_out,
     narrow_projections,
 )
@@ -270,3 +271,30 @@ def test_a_compiled_training_agrees_with_a_plain_one():
     plain, trained = train(), train(replace(SMALL, compile=True))
     for one, other in zip(trained.info["history"], plain.info["history"], strict=True):
         assert one["cross_entropy"] == pytest.approx(other["cross_entropy"], rel=1e-2)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_gets_its_gradient_in_the_networks_layout(layout):
+    class Watched(nn.BatchNorm2d):
+        def forward(self, maps):
+            output = super().forward(maps)
+            output.grad_fn.register_prehook(lambda gradients: seen.append(gradients[0]))
+            return output
+
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), Watched(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    images, results = torch.rand(2, 3, 8, 8).contiguous(memory_format=layout), []
+    lay_out(module, layout)
+    for laid_out in (False, True):
+        seen: list[torch.Tensor] = []
+        module.zero_grad()
+        with gradients_laid_out(module, layout if laid_out else torch.preserve_format):
+            module(images).square().sum().backward()
+        results.append(module[0].weight.grad.clone())
+        if laid_out:
+            assert all(each.is_contiguous(memory_format=layout) for each in seen)
+    assert len(seen) == 1
+    assert not module[1]._forward_hooks
+    assert_close(*results)

@@ -262,7 +262,7 @@ class RowsInOne:
         """Append rows; all must have the same shape, type and device."""
         if not self._filled:
             self._tensor = rows.new_empty(self.count, *rows.shape[1:])
-        self._tensor[self._filled : self._filled + len(rows)] = rows
+        self._tensor.narrow(0, self._filled, len(rows)).copy_(rows)
         self._filled += len(rows)
 
     @property

@@ -1,7 +1,7 @@
 """The memory layout of networks: channels last is faster where a network takes it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,25 @@ def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
         if tensor.ndim == 4:
             # Copied, because `contiguous` keeps the strides of weights that fit both layouts.
             tensor.data = torch.empty_like(tensor.data, memory_format=layout).copy_(tensor.data)
+
+
+@contextmanager
+def gradients_laid_out(module: nn.Module, layout: torch.memory_format) -> Iterator[None]:
+    """Give batch norms their gradients in the layout of the network inside the block.
+
+    The gradient of an average over space has the usual layout, and the backward pass of a batch
+    norm takes 10 to 20 times as long if its gradient and its input differ in layout.
+    """
+
+    def hook(_layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient.contiguous(memory_format=layout))
+
+    with ExitStack() as hooks:
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                hooks.enter_context(layer.register_forward_hook(hook))
+        yield
 
 
 def fastest_layout(module: nn.Module, image_shape: Sequence[int]) -> torch.memory_format:

@@ -21,7 +21,7 @@ from frostglass.models.base import as_seen
 from frostglass.runtime.device import device_of
 from frostglass.runtime.fused import fuse
 from frostglass.runtime.hooks import capture
-from frostglass.runtime.layout import fastest_layout, lay_out
+from frostglass.runtime.layout import fastest_layout, gradients_laid_out, lay_out
 from frostglass.runtime.memory import trimming
 from frostglass.runtime.processes import cores
 from frostglass.runtime.seeding import generator_for, seeded
@@ -116,6 +116,7 @@ class Trainer:
         with (
             seeded(self._seed, "epoch", progress.epoch, *rank),
             joint_batch_norm(self.ranks, self.target.module),
+            gradients_laid_out(self.target.module, self._layout),
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
             shown = trimming(zip(batches, prepared_batches, strict=True), self._batch_numbers)

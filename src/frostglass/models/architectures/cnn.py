@@ -24,11 +24,12 @@ def cnn(*, classes: int, image_shape: Shape, width: int = 32) -> nn.Module:
     for number in range(4):
         wide = width * 2**number
         convolution = nn.Conv2d(channels, wide, 3, padding=1, bias=False)
-        stage = [convolution, nn.BatchNorm2d(wide), nn.ReLU()]
+        stage: list[nn.Module] = [convolution, nn.BatchNorm2d(wide)]
         if side >= 8:
             stage.append(nn.MaxPool2d(2))
             side //= 2
-        layers[f"stage{number + 1}"] = nn.Sequential(*stage)
+        # After the pool it has a quarter of the numbers, and the same result.
+        layers[f"stage{number + 1}"] = nn.Sequential(*stage, nn.ReLU())
         channels = wide
     layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     layers["head"] = nn.Linear(channels, classes)
