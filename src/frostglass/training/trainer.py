@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -116,7 +116,7 @@ class Trainer:
         with (
             seeded(self._seed, "epoch", progress.epoch, *rank),
             joint_batch_norm(self.ranks, self.target.module),
-            gradients_laid_out(self.target.module, self._layout),
+            self._faster_batch_norm(),
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
             shown = trimming(zip(batches, prepared_batches, strict=True), self._batch_numbers)
@@ -128,6 +128,12 @@ class Trainer:
                     record.add(number, self._backward(index, images, progress, number))
                 self._optimizer.step()
         return record.means()
+
+    def _faster_batch_norm(self) -> AbstractContextManager[None]:
+        # A compiled network has layouts of its own, and hooks would have it compiled anew.
+        if self.numerics["compiled"]:
+            return nullcontext()
+        return gradients_laid_out(self.target.module, self._layout)
 
     def finish(self) -> None:
         """Store the network's weights as those of any other network."""
