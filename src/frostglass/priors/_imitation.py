@@ -24,7 +24,7 @@ from frostglass.priors.base import PriorMethod, PriorTask, identity_hashes, prio
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.fused import fuse
-from frostglass.runtime.layout import fastest_layout, lay_out
+from frostglass.runtime.layout import fast_training
 from frostglass.runtime.seeding import generator_for, seed_for, seeded
 from frostglass.runtime.tensors import (
     optimizer_tensors,
@@ -229,9 +229,8 @@ class ImitatingPrior(PriorMethod):
         facts = []
         for number, student in enumerate(students):
             student.to(task.device)
-            lay_out(student, fastest_layout(student, base.image_shape))
-            self._learn(number, student, lessons, seed=seed, work=task.work)
-            lay_out(student, torch.contiguous_format)
+            with fast_training(student, base.image_shape):
+                self._learn(number, student, lessons, seed=seed, work=task.work)
             agreement = self._agreement(student, lessons)
             facts.append({"model": self.students[number]["model"], **agreement})
         return replace(

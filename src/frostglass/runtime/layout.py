@@ -88,6 +88,18 @@ def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
 
 
 @contextmanager
+def fast_training(module: nn.Module, image_shape: Sequence[int]) -> Iterator[None]:
+    """Lay a network out for training inside the block; its weights are as usual afterwards."""
+    layout = fastest_layout(module, image_shape)
+    lay_out(module, layout)
+    try:
+        with gradients_laid_out(module, layout):
+            yield
+    finally:
+        lay_out(module, torch.contiguous_format)
+
+
+@contextmanager
 def gradients_laid_out(module: nn.Module, layout: torch.memory_format) -> Iterator[None]:
     """Give batch norms their gradients in the layout of the network inside the block.
 
