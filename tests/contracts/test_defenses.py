@@ -246,7 +246,7 @@ def test_transfer_and_bido_tap_unfrozen_layers_only():
     assert trained_with("bido").info["facts"]["bido"]["taps"] == ["stage1", "stage3", "stage4"]
 
 
-RELEASING = {
+CRAFTING = {
     name: {
         "steps": 3,
         "critic_steps": 1,
@@ -273,7 +273,7 @@ def release(method, work=None):
 
 
 def test_a_releasing_defense_does_not_change_training(releasing):
-    plain, trained = trained_with(), train(releasing(**RELEASING[releasing.name]))
+    plain, trained = trained_with(), train(releasing(**CRAFTING.get(releasing.name, {})))
     assert same_weights(plain.module, trained.module)
     assert plain.info == trained.info
 
@@ -283,15 +283,21 @@ def test_a_release_changes_features_unless_disabled(releasing):
     with frozen(encoder), torch.no_grad():
         bare = encoder(split().test.floats()[:5])
     assert torch.equal(disabled.features, bare)
-    _, trained = release(releasing(**RELEASING[releasing.name]))
+    _, trained = release(releasing(**CRAFTING.get(releasing.name, {})))
     assert trained.features.shape == bare.shape
     assert trained.features.isfinite().all()
     assert not torch.allclose(trained.features, bare, atol=1e-4)
     assert all(value == value for row in trained.facts for value in row.values())
 
 
-def test_an_interrupted_release_resumes_to_the_same_features(releasing):
-    chosen = releasing(**RELEASING[releasing.name], checkpoint_every=1)
+def test_a_release_is_the_same_for_the_same_seed(releasing):
+    method = releasing(**CRAFTING.get(releasing.name, {}))
+    assert torch.equal(release(method)[1].features, release(method)[1].features)
+
+
+@pytest.mark.parametrize("name", CRAFTING)
+def test_an_interrupted_release_resumes_to_the_same_features(name):
+    chosen = defenses.get(name)(**CRAFTING[name], checkpoint_every=1)
     work = MemoryWork(saves_before_death=2)
     with pytest.raises(KilledError):
         release(chosen, work)

@@ -101,6 +101,19 @@ def test_gaps_equal_a_slow_computation(gap):
     assert torch.autograd.gradcheck(lambda x: attack.gaps(x, wanted), features.requires_grad_())
 
 
+@pytest.mark.parametrize("gap", ["mean_square", "norm"])
+def test_differences_within_the_tolerance_do_not_count(gap):
+    features = torch.tensor([[0.5, -3.0, 2.0], [0.9, 0.0, -1.0]], requires_grad=True)
+    attack = Latent(gap=gap, tolerance=1.0)
+    gaps = attack.gaps(features, torch.zeros(2, 3))
+    beyond = torch.tensor([[0.0, -2.0, 1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(gaps, Latent(gap=gap).gaps(beyond, torch.zeros(2, 3)))
+    (gradient,) = torch.autograd.grad(gaps[0], features)
+    assert gradient[0, 0] == 0
+    assert gradient[0, 1] < 0 < gradient[0, 2]
+    assert (gradient[1] == 0).all()
+
+
 def test_the_gradient_of_a_perfect_match_is_zero():
     feature = draws(2, 6).requires_grad_()
     gap = Latent(gap="norm").gaps(feature, feature.detach()).sum()

@@ -83,6 +83,8 @@ class Latent(SearchAttack):
         start: "random" latents, or "amortized", the amortizer's prediction.
         pool: random starts are the best of this many draws, by their gap; 0 takes the draws as they
             come. Ours.
+        tolerance: differences between numbers of two features up to this size do not count; half a
+            cell for an attacker who knows that features were rounded. Ours.
         noise: distance of the starts after the first from the amortizer's prediction, in standard
             deviations of the latents.
         critic_weight: w, the weight of the prior's critic; 100 in the published amortized search, 0
@@ -98,6 +100,7 @@ class Latent(SearchAttack):
     tries: Annotated[int, Field(ge=1)] = 3
     start: Literal["random", "amortized"] = "random"
     pool: Annotated[int, Field(ge=0)] = 0
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     critic_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     adapt: Annotated[int, Field(ge=0)] = 0
@@ -105,6 +108,7 @@ class Latent(SearchAttack):
     adapt_epochs: Annotated[int, Field(ge=1)] = 10
     adapt_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
 
+    unkeyed: ClassVar[Mapping[str, Any]] = {"tolerance": 0.0}
     variants: ClassVar[Variants] = {
         "published": (
             "as printed: the norm itself, heavy ball, 600 steps, three random starts",
@@ -194,6 +198,9 @@ class Latent(SearchAttack):
 
     def gaps(self, features: Tensor, wanted: Tensor) -> Tensor:
         divisor = self.coupling**0.5 if self.gap == "norm" else 1
+        if self.tolerance:
+            difference = features - wanted
+            features = features - difference.clamp(-self.tolerance, self.tolerance)
         return super().gaps(features, wanted) / divisor
 
     def reconstruct(

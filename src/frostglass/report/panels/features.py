@@ -25,6 +25,8 @@ MEASURES = {
     "deviation": "mean square change",
     "gradient_end": "gradient norm at the end",
     "terms": "terms of the inverse",
+    "bits": "bits of a feature",
+    "beyond_limit": "share beyond the limit",
 }
 SCORE_NOTES = (
     "Small figures: 95 % interval over people, then the prior-only baseline; “above” is the "
