@@ -259,7 +259,7 @@ def test_protections_that_need_a_prior_are_no_default_without_one():
 def test_defenses_are_tuned_where_they_act():
     assert not MANY.ranges("crafter")
     assert not SPLIT.ranges("calor")
-    for name in ("adv_learn", "disco", "tiprdc", "crafter", "crafter_z"):
+    for name in ("adv_learn", "disco", "tiprdc", "crafter", "crafter_z", "rounding"):
         assert SPLIT.ranges(name)
 
 

@@ -342,8 +342,8 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 6, _train, save_target, _load_target, facts=_target_facts, trains=True)
-PRIOR = Step("prior", 4, _train_prior, _save_prior, _load_prior, trains=True)
+TARGET = Step("target", 7, _train, save_target, _load_target, facts=_target_facts, trains=True)
+PRIOR = Step("prior", 5, _train_prior, _save_prior, _load_prior, trains=True)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
 PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
