@@ -35,7 +35,7 @@ from frostglass.deploy.amortizer import TrainedAmortizer
 from frostglass.evaluators.verifier import Verifier, enrol
 from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
 from frostglass.models.checkpoint import load_target, save_target
-from frostglass.models.cut import halves
+from frostglass.models.cut import encoded, halves
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors._files import load_prior, save_prior
 from frostglass.priors._gan import SHEET
@@ -179,8 +179,7 @@ def _release(
     encoder = halves(target).encoder
     pixels = images.images.to(device_of(encoder))
     if protection is None:
-        with frozen(encoder), torch.no_grad():
-            return Released(torch.cat([encoder(part) for part in pixels.split(CHUNK)]).cpu())
+        return Released(encoded(encoder, pixels).cpu())
     assets = Assets(prior=prior, amortizer=amortizer)
     seed = seed_for(seed, "release", number)
     release = protection.release(encoder, pixels, assets, seed=seed, work=work)

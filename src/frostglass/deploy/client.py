@@ -17,7 +17,6 @@ from frostglass.data._images import Crop
 from frostglass.defenses.base import Defense, Release, defenses
 from frostglass.deploy._facts import ClientFacts
 from frostglass.deploy._files import (
-    CHUNK,
     load_weights,
     match_weights,
     new_folder,
@@ -29,10 +28,9 @@ from frostglass.deploy._files import (
 )
 from frostglass.deploy.amortizer import AMORTIZER, TrainedAmortizer
 from frostglass.deploy.server import Server
-from frostglass.models.cut import halves
+from frostglass.models.cut import encoded, halves
 from frostglass.priors._files import code_in, read_prior, save_prior
 from frostglass.runtime.device import default_device
-from frostglass.runtime.freezing import frozen
 from frostglass.store.files import Work
 
 PRIOR = "prior.safetensors"
@@ -67,8 +65,7 @@ class Client:
         self._check(images)
         images = match_weights(images, self.encoder)
         if self.protection is None:
-            with frozen(self.encoder), torch.no_grad():
-                return Release(torch.cat([self.encoder(part) for part in images.split(CHUNK)]))
+            return Release(encoded(self.encoder, images))
         assets = Assets(prior=self.prior, amortizer=self.amortizer)
         work = work or Work.scratch()
         return self.protection.release(self.encoder, images, assets, seed=seed, work=work)

@@ -2,17 +2,30 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from frostglass.core.errors import ModelError
+from frostglass.core.pixels import RowsInOne
 from frostglass.core.types import Halves, Shape, Target
 from frostglass.models.base import MODEL_ERRORS, Preprocess, class_name, noise_images, probe
 from frostglass.models.taps import check_layers
+from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
 IMAGES = 2
+AT_ONCE = 128  # images encoded together
 SQUARE: Shape = (1, 1, 1)  # stands for images whose height is their width
 ROUNDING = 1e-4  # of the largest logit: the halves may round differently from the whole
+
+
+def encoded(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Return the plain features (N, ...) of images (N, C, H, W), on the encoder's device."""
+    device, features = device_of(encoder), RowsInOne(len(images))
+    with frozen(encoder), torch.no_grad():
+        for part in images.split(AT_ONCE):
+            features.add(encoder(part.to(device)))
+    return features.tensor
 
 
 def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:

@@ -20,9 +20,8 @@ def public_centre(embedder: Target, public: Images) -> Tensor:
     """
     chosen = torch.linspace(0, len(public) - 1, min(CENTRE, len(public))).long()
     shape = public.shape
-    return per_image(lambda rows: _features(embedder, public.floats(rows)), chosen, shape).nanmean(
-        0
-    )
+    features = per_image(lambda rows: _features(embedder, public.floats(rows)), chosen, shape)
+    return features.nanmean(0)
 
 
 def embed(embedder: Target, images: Tensor | ByteImages, centre: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from frostglass.defenses.release._implicit import expand_rows
 from frostglass.defenses.release._inversion import CHUNK, Inversion, reciprocal
 from frostglass.defenses.release._state import CraftState
 from frostglass.defenses.strengths import Range, Real
+from frostglass.models.cut import encoded
 from frostglass.runtime.device import device_of
 from frostglass.runtime.folding import folded
 from frostglass.runtime.freezing import frozen
@@ -186,8 +187,7 @@ class Crafting(Defense):
         Finished batches and the current one are kept in `work`.
         """
         images = images.to(device_of(encoder))
-        with frozen(encoder), torch.no_grad():
-            plain = torch.cat([encoder(part) for part in images.split(CHUNK)])
+        plain = encoded(encoder, images)
         if not self.steps:
             return Release(plain)
         shape: Shape = (images.shape[1], images.shape[2], images.shape[3])

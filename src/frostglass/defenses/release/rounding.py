@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
-from frostglass.core.pixels import per_image
 from frostglass.defenses.base import Defense, Release, defenses
 from frostglass.defenses.strengths import Range, Whole
-from frostglass.runtime.device import device_of
-from frostglass.runtime.freezing import frozen
+from frostglass.models.cut import encoded
 from frostglass.store.files import Work
 
 
@@ -38,8 +36,8 @@ class Rounding(Defense):
     averaged away. Network and server stay as they are.
 
     Use: with `target.cut` at the head, so that the device sends its predictions and no more: their
-        signs are all that a server needs to name the attributes. Deeper in the network the server
-        has to bear the rounding, and many numbers are many bits.
+        signs are all that a server needs to name the attributes. Before the head the server has to
+        bear the rounding, and many numbers are many bits.
     Cost: nothing.
     Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
         rounded features, and `tolerance` of `latent`, half a cell, accepts any number of a cell.
@@ -66,13 +64,7 @@ class Rounding(Defense):
         self, encoder: nn.Module, images: Tensor, assets: Assets, *, seed: int, work: Work
     ) -> Release:
         """Return the rounded features of all images, and how many bits of each leave."""
-        device = device_of(encoder)
-        with frozen(encoder), torch.no_grad():
-            plain = per_image(
-                lambda rows: encoder(images[rows].to(device)),
-                torch.arange(len(images)),
-                images.shape[1:],
-            )
+        plain = encoded(encoder, images)
         if not self.bits:
             return Release(plain)
         beyond = (plain.abs() > self.limit).double().mean().item()
