@@ -35,9 +35,8 @@ class Rounding(Defense):
     whatever the attacker knows, and the same image always gives the same feature: nothing can be
     averaged away. Network and server stay as they are.
 
-    Use: with `target.cut` at the head, so that the device sends its predictions and no more: their
-        signs are all that a server needs to name the attributes. Before the head the server has to
-        bear the rounding, and many numbers are many bits.
+    Use: with `target.cut` at the head: the device sends its predictions, whose signs name the
+        attributes. Before the head the server has to bear the rounding, and more bits leave.
     Cost: nothing.
     Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
         rounded features, and `tolerance` of `latent`, half a cell, accepts any number of a cell.
