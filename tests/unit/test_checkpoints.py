@@ -13,6 +13,7 @@ from frostglass.models.checkpoint import (
     load_weights,
     save_weights,
 )
+from frostglass.models.weight_files import usable
 
 SHAPE = (3, 16, 16)
 
@@ -65,6 +66,15 @@ def test_tied_tensors_are_written_under_each_name_and_stay_tied(tmp_path):
     load_weights(other, tmp_path / "w.safetensors")
     assert same(module, other)
     assert other.one.weight is other.two.weight
+
+
+def test_tensors_without_content_are_not_taken_for_tied():
+    """In a dry run all have the same address."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    state = layers.state_dict()
+    assert usable(empty.state_dict(), state, "w").keys() == state.keys()
 
 
 def test_tied_tensors_that_differ_in_the_checkpoint_are_refused(tmp_path):
