@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from frostglass.auditing.results import Products
 from frostglass.core.prior import Prior
@@ -27,18 +26,15 @@ DRAWS, CHUNK = 1000, 128  # of the prior, and how many at once
 
 def agreement(draws: int, *, prior: Prior, target: Target, evaluators: Sequence[Target]) -> float:
     """Return the share of draws to which target and evaluator give the same class, averaged."""
-    said = [_classes(target, prior, draws)]
-    said += [_classes(each, prior, draws) for each in evaluators if each.classes]
-    return torch.stack([(other == said[0]).double().mean() for other in said[1:]]).mean().item()
-
-
-def _classes(classifier: Target, prior: Prior, draws: int) -> Tensor:
+    classifiers = [target, *(each for each in evaluators if each.classes)]
     parts = []
     with frozen(*prior.modules), torch.no_grad():
         for numbers in torch.arange(draws).split(CHUNK):
             own = (generator_for(0, "agreement", number) for number in numbers.tolist())
-            parts.append(outputs(classifier, prior.images(prior.draw(*own)))[0].argmax(1))
-    return torch.cat(parts)
+            images = prior.images(prior.draw(*own))
+            parts.append(torch.stack([outputs(each, images)[0].argmax(1) for each in classifiers]))
+    said, *others = torch.cat(parts, 1)
+    return torch.stack([(other == said).double().mean() for other in others]).mean().item()
 
 
 def _make(draws: int, *, seed: int, work: Any, device: torch.device, **inputs: Any) -> float:
