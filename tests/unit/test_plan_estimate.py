@@ -299,6 +299,20 @@ def test_epochs_are_scaled_and_the_final_evaluation_is_not(tmp_path):
     assert more / few < 11
 
 
+def test_all_steps_of_a_simulated_decoder_count(tmp_path):
+    def seconds(**options):
+        defenses = [{"name": "adv_learn", "decoder_width": 8, **options}]
+        values = SPLIT_MODEL | {"defenses": defenses, "attack": {"name": "latent", "steps": 2}}
+        return seconds_of(estimate(experiments(values), Store(tmp_path / "store")), "target")
+
+    few, more, most = (seconds(decoder_steps=steps, fresh_share=0.0) for steps in (1, 9, 17))
+    assert most - more == pytest.approx(more - few, rel=0.05)
+    assert more > 2 * few
+    # A fresh decoder in the end, and longer turns.
+    assert seconds(decoder_steps=9) == pytest.approx(most + (more - few) / 8, rel=0.05)
+    assert seconds(decoder_steps=1, fresh_share=0.0, epoch_turn=True) > 1.1 * few
+
+
 def test_a_pool_is_not_scaled_with_the_steps(tmp_path):
     """Scoring a pool is done once; more steps must not make it longer."""
 

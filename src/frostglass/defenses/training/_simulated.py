@@ -83,7 +83,9 @@ class DecoderDefense(Defense):
         return "mean_square" if self.reduction == "mean" else "batch_norm"
 
     def brief(self) -> Self:
-        return replace(self, decoder_steps=1, head_start=0, epoch_turn=False)
+        # A fresh decoder takes as many steps again in the end; far fewer where decoders restart.
+        again = 0.0 if self.restart_every else self.fresh_share
+        return replace(self, decoder_steps=round(self.decoder_steps * (1 + again)), head_start=0)
 
     def at_full_strength(self, progress: TrainingProgress) -> bool:
         # In the first half the network has met only a decoder that has learned little.
