@@ -292,3 +292,14 @@ def test_runs_on_the_same_images_share_a_table_and_shared_audits_appear_once(tmp
 )
 def test_similarities_as_text(value, kind, text):
     assert number(value, kind) == text
+
+
+def test_a_search_that_undoes_pruning_is_an_adaptive_attack(tmp_path):
+    pruned = {**CRAFTED, "defenses": [{"name": "disco"}]}
+    knowing = {"name": "latent", "tries": 1, "gap": "channels"}
+    page = feature_page(tmp_path, [OPEN, pruned, {**pruned, "attack": knowing}])
+    assert page.tables["Kinds of attack tried on each protection"] == [
+        ["protection", "black box", "white box", "adaptive"],
+        ["unprotected", "✓ tried", "! missing", "–"],
+        ["Disco", "✓ tried", "✓ tried", "✓ tried"],
+    ]

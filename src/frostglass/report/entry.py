@@ -26,7 +26,7 @@ BLACK_BOX, WHITE_BOX = "black box", "white box"
 
 
 def _adapts(attack: Mapping[str, Any]) -> bool:
-    """Average noise, bypass saturation, use CALoR's aim, subtract students, or know of decoys?"""
+    """Does it average noise, bypass saturation, undo pruning, subtract students, or know decoys?"""
     samples, subtract = attack.get("samples"), attack.get("subtract")
     own = {name for each in defenses.names() for name in defenses.get(each).adaptive}
     return (
@@ -34,6 +34,7 @@ def _adapts(attack: Mapping[str, Any]) -> bool:
         or (isinstance(subtract, float) and subtract > 0)
         or attack.get("straight_through") is True
         or attack.get("loss") == "aim"
+        or attack.get("gap") == "channels"
         or (attack.get("name") in own and known(attacks, attack) is not None)
     )
 
@@ -136,9 +137,8 @@ class Entry:
     @property
     def adaptive(self) -> bool:
         """Does the attack know a defense, and work around it?"""
-        if self.surface == "features":
-            return "protection" in self.facts.access
-        return any(map(_adapts, self._searches))
+        asks = self.surface == "features" and "protection" in self.facts.access
+        return asks or any(map(_adapts, self._searches))
 
     @property
     def _searches(self) -> list[Mapping[str, Any]]:

@@ -118,7 +118,8 @@ class Hybrid(SearchAttack):
         )
 
     def problems(self, view: View, assets: Assets) -> list[str]:
-        return self.first.problems(view, assets) if self.first else []
+        first = self.first.problems(view, assets) if self.first else []
+        return [*self.gap_problems(view), *first]
 
     def reconstruct(
         self, view: FeatureView, features: Tensor, assets: Assets, *, seed: int, ledger: QueryLedger

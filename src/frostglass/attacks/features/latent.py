@@ -125,6 +125,11 @@ class Latent(SearchAttack):
     }
 
     def __post_init__(self) -> None:
+        if self.tolerance and self.gap == "channels":
+            raise ValueError(
+                f'tolerance must be 0 for gap "channels", which compares no sizes, got '
+                f"{self.tolerance}. Use another gap."
+            )
         if self.pool and self.start == "amortized":
             raise ValueError(
                 f"pool must be 0 for start 'amortized' (it ranks random starts), got {self.pool}"
