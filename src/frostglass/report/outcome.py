@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor
 
 from frostglass.metrics._stats import interval
@@ -196,8 +196,8 @@ def accuracy_interval(subject: Subject) -> tuple[float, float, float]:
 
 def binomial(hits: int, total: int) -> tuple[float, float]:
     """Return the exact 95 % interval of a share (Clopper and Pearson)."""
-    low = float(beta.ppf(TAIL, hits, total - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - TAIL, hits + 1, total - hits)) if hits < total else 1.0
+    low = float(betaincinv(hits, total - hits + 1, TAIL)) if hits else 0.0
+    high = float(betaincinv(hits + 1, total - hits, 1 - TAIL)) if hits < total else 1.0
     return low, high
 
 

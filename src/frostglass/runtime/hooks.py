@@ -58,14 +58,13 @@ def capture(
 ) -> Iterator[dict[str, Tensor]]:
     """Collect the outputs (or `inputs`) of the named sub-modules in forward passes of the block."""
     values: dict[str, Tensor] = {}
-    parts = dict(module.named_modules())
     with ExitStack() as hooks:
         for name in names:
 
             def keep(_: nn.Module, args: Any, output: Any = None, name: str = name) -> None:
                 values[name] = args[0] if inputs else output
 
-            part = parts[name]
+            part = module.get_submodule(name)
             register = part.register_forward_pre_hook if inputs else part.register_forward_hook
             hooks.enter_context(register(keep))
         yield values

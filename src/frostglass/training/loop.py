@@ -20,6 +20,7 @@ from frostglass.models.checkpoint import load_weights
 from frostglass.runtime.device import default_device, device_of
 from frostglass.runtime.freezing import frozen
 from frostglass.runtime.hooks import answered, changes_answers
+from frostglass.runtime.layout import lay_out
 from frostglass.runtime.seeding import seed_for
 from frostglass.runtime.tensors import under_prefix, with_prefix
 from frostglass.store.files import Work
@@ -89,6 +90,8 @@ def train_target(
         learned, opponents = _learn(config, target, task, devices, work or Work.scratch())
     target.module.eval()
     info = _info(config, target, split, defenses, seed, opponents) | learned
+    if not config.weights:  # measured in the layout of training, which is faster
+        lay_out(target.module, torch.contiguous_format)
     if first and start:
         info["first_stage"] = _stage_facts(first, start)
     return replace(target, info=info)
@@ -105,7 +108,7 @@ def _learn(
     with together(devices, device, _train_along, config, start_from, *task) as ranks:
         trainer = _trainer(ranks, config, target, *task)
         learned = _fit(trainer, split.validation, work)
-    trainer.finish()
+    target.module.zero_grad(set_to_none=True)
     for defense in defenses:
         defense.complete(target, split)
     return learned | {"numerics": trainer.numerics}, trainer.opponent_facts()
@@ -270,13 +273,13 @@ def accuracy(target: Target, images: Images) -> float:
     """
     device = device_of(target.module)
     labels = targets_for(target, images)
-    hits = 0.0
+    hits, changed = 0.0, changes_answers(target.module)
     with frozen(target.module), torch.no_grad():
         for index in shown_together(torch.arange(len(images)), images.shape):
             logits = target.module(images.floats(index).to(device))
             if not logits.isfinite().all():
                 return math.nan
-            if changes_answers(target.module):
+            if changed:
                 logits = answered(target.module, logits)
             hits += correct(logits.cpu(), labels[index]).double().sum().item()
     return hits / len(images)

@@ -135,11 +135,6 @@ class Trainer:
             return nullcontext()
         return gradients_laid_out(self.target.module, self._layout)
 
-    def finish(self) -> None:
-        """Store the network's weights as those of any other network."""
-        self.target.module.zero_grad(set_to_none=True)  # gradients have the layout of training
-        lay_out(self.target.module, torch.contiguous_format)
-
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of network, optimiser and opponents for a checkpoint."""
         tensors = with_prefix("module", self.target.module.state_dict())
