@@ -76,14 +76,17 @@ class InformationCritic(nn.Module):
         )
 
     def forward(self, images: Tensor, features: Tensor, people: Tensor) -> Tensor:
-        parts = [self.image(images), self.feature(features), self.person(people)]
-        return self.score(torch.cat(parts, 1))[:, 0]
+        return self._score(self.image(images), self.feature(features), self.person(people))
 
     def information(self, images: Tensor, features: Tensor, people: Tensor) -> Tensor:
         """Estimate what features and people tell about their images, against their neighbours'."""
-        return shared_information(
-            self(images, features, people), self(images.roll(1, 0), features, people)
-        )
+        # Each network reads the batch once: a neighbour's image has its row of the same result.
+        read = self.image(images)
+        others = self.feature(features), self.person(people)
+        return shared_information(self._score(read, *others), self._score(read.roll(1, 0), *others))
+
+    def _score(self, *parts: Tensor) -> Tensor:
+        return self.score(torch.cat(parts, 1))[:, 0]
 
 
 class Readers(Opponent):
