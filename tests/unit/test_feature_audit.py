@@ -16,6 +16,7 @@ from frostglass.attacks.base import prior_only
 from frostglass.auditing import steps
 from frostglass.auditing.experiment import Experiment, experiments
 from frostglass.auditing.pipeline import audit as run_audit
+from frostglass.auditing.pipeline import audited_target, split_of
 from frostglass.auditing.products import Device, Released
 from frostglass.auditing.run import run_all
 from frostglass.auditing.run_folder import summary, write_run
@@ -23,12 +24,13 @@ from frostglass.auditing.victims import victims_of
 from frostglass.cli.app import app
 from frostglass.core.assets import Assets
 from frostglass.core.display import image_grid
-from frostglass.core.errors import ConfigError, DataError
+from frostglass.core.errors import ConfigError, DataError, ModelError
 from frostglass.core.pixels import as_bytes
 from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces, photograph
 from frostglass.deploy.client import Client
 from frostglass.deploy.server import Server
+from frostglass.models.cut import halves
 from frostglass.plan.problems import problems
 from frostglass.report.text import toml
 from frostglass.store.files import Work
@@ -105,13 +107,14 @@ def made(folder):
 
 def test_steps_are_shared_between_experiments(finished):
     folder, _ = finished
-    # Targets: undefended, AdvLearn's, two evaluators, the embedder. Pretraining: decoder and mapper
-    # for two encoders; Crafter's is the undefended one. Released: the victims' features by two
-    # encoders and by Crafter, again by Crafter (averaged), and public images by each (adapted).
-    # Baselines have as many images as an attack returns, each with a second set of draws.
+    # Targets: undefended and the same cut, AdvLearn's, two evaluators, the embedder. Pretraining:
+    # decoder and mapper for two encoders; Crafter's is the undefended one. Released: the victims'
+    # features by two encoders and by Crafter, again by Crafter (averaged), and public images by
+    # each (adapted). Baselines have as many images as an attack returns, each with a second set of
+    # draws.
     assert made(folder) == {
         "split": 1,
-        "target": 5,
+        "target": 6,
         "verifier": 2,
         "prior": 1,
         "pretrain": 4,
@@ -120,6 +123,40 @@ def test_steps_are_shared_between_experiments(finished):
         "prior_only": 2 * 2,
         "scores": 9 + 2 * 2,
     }
+
+
+def test_one_training_serves_all_cuts(tmp_path, monkeypatch):
+    trained = []
+    train = steps.train_target
+    monkeypatch.setattr(
+        steps, "train_target", lambda *args, **kw: trained.append(args[0]) or train(*args, **kw)
+    )
+    store = Store(tmp_path)
+    cuts = {
+        cut: Experiment.parse(TOY | {"target": TOY["target"] | {"cut": cut}})
+        for cut in ("stage1", "stage2")
+    }
+    split = split_of(cuts["stage1"], store)
+    first, second = (audited_target(exp, store, split) for exp in cuts.values())
+    assert [config.cut for config in trained] == [""]
+    assert (first.cut, second.cut) == ("stage1", "stage2")
+    assert first.key != second.key
+    assert first.info["build"]["training"]["cut"] == "stage1"
+    assert first.info["seconds"] == second.info["seconds"] > 0  # the training's, not the cut's
+    images = split.test.floats()[:2]
+    assert torch.equal(first.module(images), second.module(images))
+    shapes = [halves(target).feature_shape for target in (first, second)]
+    assert shapes[0] != shapes[1]
+
+
+def test_a_layer_that_cannot_be_cut_at_is_refused_before_the_training(tmp_path):
+    exp = Experiment.parse(TOY | {"target": TOY["target"] | {"cut": "stage9"}})
+    events = []
+    store = Store(tmp_path, listener=events.append)
+    split = split_of(exp, store)
+    with pytest.raises(ModelError, match="stage9"):
+        audited_target(exp, store, split)
+    assert {event.step for event in events} == {"split"}
 
 
 def test_a_second_run_computes_nothing_and_says_the_same(finished):

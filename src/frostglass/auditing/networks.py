@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frostglass.auditing.steps import PRIOR, TARGET
+from frostglass.auditing.steps import CUT, PRIOR, TARGET
 from frostglass.core.prior import Prior
 from frostglass.core.types import Split, Target
 from frostglass.core.views import ModelView
@@ -13,7 +13,15 @@ from frostglass.priors.base import PriorMethod
 from frostglass.runtime.seeding import seed_for
 from frostglass.store.keys import fingerprint
 from frostglass.store.store import Store
-from frostglass.training.settings import EVALUATORS, PUBLIC, STRANGERS, Training, first_stage
+from frostglass.training.build import untrained
+from frostglass.training.settings import (
+    EVALUATORS,
+    PUBLIC,
+    STRANGERS,
+    Training,
+    classes_of,
+    first_stage,
+)
 
 
 def classifier(
@@ -32,6 +40,8 @@ def classifier(
     `public` names the public people of such stages: all, or "strangers" for an evaluator, whose
     thresholds are set on the others.
     """
+    if config.cut and not defenses and not config.weights:
+        return _cut_classifier(store, config, split, seed=seed, data=data, public=public)
     start = None
     if first := first_stage(config, defenses):
         start = classifier(
@@ -58,6 +68,18 @@ def classifier(
         return target
     seconds = start.info["seconds"] + start.info.get("stage_seconds", 0.0)
     return replace(target, info={**target.info, "stage_seconds": seconds})
+
+
+def _cut_classifier(
+    store: Store, config: Training, split: Split, *, seed: int, data: str, public: str
+) -> Target:
+    """Train an undefended classifier once for all layers that it is cut at."""
+    # A layer that cannot be cut at is refused before the training.
+    layer = untrained(config, classes_of(config, split), split.train.shape, (), seed=seed).cut
+    whole = classifier(store, replace(config, cut=""), split, seed=seed, data=data, public=public)
+    target = store.step(CUT, layer, target=whole, seed=seed)
+    times = {name: whole.info[name] for name in ("seconds", "stage_seconds") if name in whole.info}
+    return replace(target, info={**target.info, **times})
 
 
 def evaluator(store: Store, config: Training | Embedder, split: Split, *, seed: int) -> Target:

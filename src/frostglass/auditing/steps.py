@@ -35,7 +35,7 @@ from frostglass.deploy.amortizer import TrainedAmortizer
 from frostglass.evaluators.verifier import Verifier, enrol
 from frostglass.metrics.base import Evidence, Metric, Rows, Score, measure
 from frostglass.models.checkpoint import load_target, save_target
-from frostglass.models.cut import encoded, halves
+from frostglass.models.cut import cut, encoded, halves
 from frostglass.networks.amortizer import Amortizer
 from frostglass.priors._files import load_prior, save_prior
 from frostglass.priors._gan import SHEET
@@ -97,6 +97,18 @@ def _train(
     changes = [{"name": defense.name, **asdict(defense)} for defense in defenses]  # type: ignore[call-overload]
     recipe = {"training": asdict(config), "defenses": changes, "seed": seed}
     return replace(target, info={**target.info, "build": recipe})
+
+
+def _cut(layer: str, *, target: Target, seed: int, work: Work, device: torch.device) -> Target:
+    """Return a trained target whose features leave the device after a layer."""
+    recipe = target.info["build"]
+    training = {**recipe["training"], "cut": layer}
+    info = {name: value for name, value in target.info.items() if name != "seconds"}
+    return replace(
+        target,
+        cut=cut(target.module, layer, target.image_shape).tap,
+        info={**info, "build": {**recipe, "training": training}},
+    )
 
 
 def _load_target(folder: Path, device: torch.device) -> Target:
@@ -342,6 +354,8 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
 TARGET = Step("target", 7, _train, save_target, _load_target, facts=_target_facts, trains=True)
+# A target too, and kept with the others.
+CUT = Step("target", 1, _cut, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 5, _train_prior, _save_prior, _load_prior, trains=True)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
