@@ -1,11 +1,22 @@
-"""The gap that compares channels up to their size, against a device that weakens channels."""
+"""Attacks that see channels up to their size, against a device that weakens channels."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from feature_worlds import LATENT, affine_prior, draws, mean_error, run, view_of
-from frostglass.attacks.features._searching import channel_gaps
+from feature_worlds import (
+    LATENT,
+    affine_prior,
+    blobs,
+    draws,
+    mean_error,
+    public_images,
+    run,
+    view_of,
+)
+from frostglass.attacks.features._channels import channel_gaps, channels_at_length_one
+from frostglass.attacks.features.decoder import Decoder
 from frostglass.attacks.features.hybrid import Hybrid
 from frostglass.attacks.features.latent import Latent
 from frostglass.core.assets import Assets
@@ -90,6 +101,46 @@ def test_hybrid_takes_it_too():
     reached = run(attack, view).images[:, 0]
     with torch.no_grad():
         assert (channel_gaps(Mixed()(reached), Mixed()(images)) < 1e-2).all()
+
+
+class Faint(nn.Module):
+    """Multiplies each of twelve channels by a number that depends on the image alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", draws(12, 3, 3, 3, seed=6))
+
+    def forward(self, images):
+        features = 1 + F.conv2d(images, self.weight, padding=1)
+        keys = 1e3 * features.detach().mean((2, 3))
+        return features * torch.exp(-9 * (keys - keys.floor()))[:, :, None, None]
+
+
+def test_channels_at_length_one():
+    features = torch.tensor([[[[3.0, 4.0]], [[0.0, 0.0]]], [[[3e-30, 4e-30]], [[0.0, 2.0]]]])
+    expected = torch.tensor([[[[0.6, 0.8]], [[0.0, 0.0]]], [[[0.6, 0.8]], [[0.0, 1.0]]]])
+    torch.testing.assert_close(channels_at_length_one(features), expected)
+    tokens = draws(2, 6, 3)
+    slow = torch.stack([torch.stack([c / c.norm() for c in each.T]).T for each in tokens])
+    torch.testing.assert_close(channels_at_length_one(tokens), slow)
+
+
+def test_a_decoder_reads_weakened_channels_if_their_size_does_not_count():
+    private, assets = blobs(6, 1), Assets(public_images(blobs(200, 2)))
+    view = view_of(Faint(), private, ["encode"])
+    short = {"epochs": 20, "batch": 16, "width": 8, "flips": False}
+    plain, knowing = (
+        mean_error(run(Decoder(unit_channels=units, **short), view, assets), private)
+        for units in (False, True)
+    )
+    assert knowing < 0.5 * plain
+
+
+def test_the_decoder_refuses_vectors():
+    images = blobs(2, 1)
+    attack = Decoder(unit_channels=True, epochs=1, width=4)
+    with pytest.raises(ConfigError, match=r"decoder\.unit_channels needs channels of several"):
+        run(attack, view_of(nn.Flatten(), images, ["encode"]), Assets(public_images(blobs(9, 2))))
 
 
 @pytest.mark.parametrize("attack", [Latent(gap="channels"), Hybrid(start="noise", gap="channels")])

@@ -8,6 +8,7 @@ import pytest
 from feature_folders import ADAPTED, CRAFTED, NOTED, OPEN, feature_page, make_feature_run, scores_of
 from frostglass.report.arrange import group
 from frostglass.report.build import build_report
+from frostglass.report.entry import _adapts
 from frostglass.report.load import read_run
 from frostglass.report.text import number
 from pages import Page, plain
@@ -297,6 +298,8 @@ def test_similarities_as_text(value, kind, text):
 def test_a_search_that_undoes_pruning_is_an_adaptive_attack(tmp_path):
     pruned = {**CRAFTED, "defenses": [{"name": "disco"}]}
     knowing = {"name": "latent", "tries": 1, "gap": "channels"}
+    assert _adapts({"name": "decoder", "unit_channels": True})
+    assert not _adapts({"name": "decoder", "unit_channels": False})
     page = feature_page(tmp_path, [OPEN, pruned, {**pruned, "attack": knowing}])
     assert page.tables["Kinds of attack tried on each protection"] == [
         ["protection", "black box", "white box", "adaptive"],

@@ -35,6 +35,7 @@ def _adapts(attack: Mapping[str, Any]) -> bool:
         or attack.get("straight_through") is True
         or attack.get("loss") == "aim"
         or attack.get("gap") == "channels"
+        or attack.get("unit_channels") is True
         or (attack.get("name") in own and known(attacks, attack) is not None)
     )
 

@@ -11,34 +11,12 @@ from torch import Tensor
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.search import OptimizerName, OptimizerSettings, descend
 from frostglass.attacks.base import View
+from frostglass.attacks.features._channels import channel_gaps, channel_problems
 from frostglass.attacks.features.base import FeatureAttack, QueryLedger
 from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
 from frostglass.core.views import Ability, FeatureView
-from frostglass.models.cut import channel_axis
 from frostglass.runtime.batching import padded_rows
-
-SMALLEST = 1e-37  # about the least number of single precision
-
-
-def channel_gaps(features: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean squared distance of each channel from the wanted one, both at length 1, (N,).
-
-    Channels of the wanted feature that are zero say nothing, and do not count.
-    """
-    axis = 1 + channel_axis(tuple(wanted.shape[1:]))
-    shown, aims = (each.movedim(axis, 1).flatten(2) for each in (features, wanted))
-    counted = aims.abs().amax(2) >= SMALLEST
-    distances = (_at_length_one(shown) - _at_length_one(aims)).square().sum(2)
-    return (distances * counted).sum(1) / counted.sum(1).clamp(min=1)
-
-
-def _at_length_one(channels: Tensor) -> Tensor:
-    """Divide the channels of (N, C, P) by their norms; those that are zero stay so."""
-    # Squares of what a mask left may be too small for single precision: largest numbers first.
-    largest = channels.detach().abs().amax(2, keepdim=True)
-    channels = channels / largest.where(largest >= SMALLEST, 1)
-    return channels / channels.norm(dim=2, keepdim=True).clamp(min=1)  # at least 1 unless zero
 
 
 @parameters
@@ -87,13 +65,7 @@ class SearchAttack(FeatureAttack):
 
     def gap_problems(self, view: View) -> list[str]:
         """Describe features that the gap cannot compare."""
-        shape = view.feature_shape if isinstance(view, FeatureView) else ()
-        if self.gap != "channels" or len(shape) != 1:
-            return []
-        return [
-            f'{self.name}.gap "channels" needs channels of several numbers, got vectors of '
-            f"{shape[0]} numbers. Use another gap, or cut after an earlier layer."
-        ]
+        return channel_problems(view, f'{self.name}.gap "channels"') * (self.gap == "channels")
 
     def evaluations(self, rows: int) -> int:
         """Count the images encoded by one search of this many rows, padding included."""

@@ -4,13 +4,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from frostglass.attacks.base import Attack, View
+from frostglass.attacks.features._channels import channel_problems, channels_at_length_one
 from frostglass.attacks.features.base import (
     FeatureAttack,
     QueryLedger,
@@ -69,6 +70,8 @@ class TrainedAttack(FeatureAttack):
         width: channels of the network's narrowest stage.
         standardize: scale each channel of the features to mean 0 and deviation 1, as measured on
             public images, so that an encoder gains nothing from small numbers.
+        unit_channels: divide each channel of each feature by its length first, for a device that
+            weakens channels, as Disco does: what a channel shows counts, and not its size. Ours.
         flips: mirror half of the images of each epoch; their features are queried too.
         validation: share of the public images held out; the epoch with the least squared error on
             them is kept. 0 keeps the last epoch.
@@ -82,10 +85,13 @@ class TrainedAttack(FeatureAttack):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     width: Annotated[int, Field(ge=4)] = 32
     standardize: bool = True
+    unit_channels: bool = False
     flips: bool = True
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     adapt: Annotated[int, Field(ge=0)] = 0
     adapt_epochs: Annotated[int, Field(ge=1)] = 70
+
+    unkeyed: ClassVar[Mapping[str, Any]] = {"unit_channels": False}
 
     def problems(self, view: View, assets: Assets) -> list[str]:
         problems = super().problems(view, assets)
@@ -100,6 +106,8 @@ class TrainedAttack(FeatureAttack):
                 f"{self.name}.adapt must leave at least 2 images that are not held out, got "
                 f"{self.adapt}. Raise it, or set it to 0."
             )
+        if self.unit_channels:
+            problems += channel_problems(view, f"{self.name}.unit_channels")
         return [*problems, *too_few_public(self.name, self.adapt, assets)]
 
     @property
@@ -149,7 +157,16 @@ class TrainedAttack(FeatureAttack):
 
         `targets` takes indices of public images.
         """
-        encode = self._features_of(view, public, ledger)
+        query = self._features_of(view, public, ledger)
+
+        def sized(features: Tensor) -> Tensor:
+            if not self.unit_channels:
+                return features
+            return channels_at_length_one(features, view.image_shape)
+
+        def encode(rows: Tensor, mirrored: Tensor) -> Tensor:
+            return sized(query(rows, mirrored))
+
         sample = spread_evenly(len(public), min(STATISTICS, len(public)))
         mean, deviation = torch.tensor([0.0, 1.0]).to(view.device)
         if self.standardize:
@@ -169,7 +186,7 @@ class TrainedAttack(FeatureAttack):
         if self.adapt:
             chosen = spread_evenly(len(public), self.adapt)
             released = ledger.once("protected", lambda: view.protected(public.floats(chosen)))
-            features = ((released - mean) / deviation).to(view.device)
+            features = ((sized(released) - mean) / deviation).to(view.device)
             pairs = TrainingPairs(
                 self.adapt,
                 lambda rows, _: features[rows.to(features.device)],
@@ -179,7 +196,7 @@ class TrainedAttack(FeatureAttack):
             name = f"{self.checkpoint}-adapted"
             self._fit(name, trainer, network, pairs, self.adapt_epochs, seed=seed, ledger=ledger)
         network.eval().requires_grad_(False)
-        return lambda features: network((features - mean) / deviation)
+        return lambda features: network((sized(features) - mean) / deviation)
 
     def _features_of(self, view: FeatureView, public: Images, ledger: QueryLedger) -> Lookup:
         """Look up features of public images: queried once if they fit into memory."""

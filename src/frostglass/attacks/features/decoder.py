@@ -82,6 +82,10 @@ class Decoder(TrainedAttack):
             "A1: continues training on what the protection releases for public images",
             {"adapt": 512, "adapt_epochs": 70},
         ),
+        "channels": (
+            "for a device that weakens channels, as Disco does: their size does not count",
+            {"unit_channels": True},
+        ),
     }
 
     @property
