@@ -34,6 +34,8 @@ def run(audits: list[dict[str, Any]], candidates: int = 1, **settings: Any) -> R
                 "label": audit["label"],
                 "seed": audit["seed"],
                 "surface": audit.get("surface", "model"),
+                "case": audit.get("case"),
+                "attack": audit.get("attack"),
                 "utility": {"mean_mcc": audit.get("mcc", 0.8), "mean_auc": 0.9},
                 "target": {"accuracy": {"test": audit.get("accuracy", 0.9)}},
                 "evaluators": [
@@ -127,6 +129,27 @@ def test_other_settings_are_other_rows():
     audit = [{"label": "audit", "seed": 0, "verified": 3}]
     rows = seed_rows([run(audit, data={"size": 32}), run(audit, data={"size": 64})])
     assert [row.seeds for row in rows] == [(0,), (0,)]
+
+
+def test_runs_with_other_cases_are_joined_where_they_agree():
+    short, long = ({"case": "gmi", "attack": {"steps": steps}} for steps in (10, 20))
+    more = {"case": "ppa"}
+
+    def audit(seed: int, case: dict[str, Any]) -> dict[str, Any]:
+        return {"label": f"undefended, {case['case']}", "seed": seed, "verified": 3, **case}
+
+    runs = [
+        run([audit(0, short), audit(0, more)], grid={"case": [short, more], "defenses": [[], []]}),
+        run([audit(1, short)], grid={"case": [short], "defenses": [[]]}),
+        run([audit(2, long)], grid={"case": [long]}),
+        run([audit(3, short)], grid={"case": [short], "target": {"cut": ["pool"]}}),
+    ]
+    assert [(row.label, row.seeds) for row in seed_rows(runs)] == [
+        ("trial: undefended, gmi", (0, 1)),
+        ("undefended, ppa", (0,)),
+        ("trial: undefended, gmi", (2,)),  # another attack of the same name
+        ("trial: undefended, gmi", (3,)),  # another setting of a grid
+    ]
 
 
 def test_first_and_any_candidate():

@@ -353,7 +353,7 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 7, _train, save_target, _load_target, facts=_target_facts, trains=True)
+TARGET = Step("target", 8, _train, save_target, _load_target, facts=_target_facts, trains=True)
 # A target too, and kept with the others.
 CUT = Step("target", 1, _cut, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 5, _train_prior, _save_prior, _load_prior, trains=True)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from frostglass.report.load import AuditRows, Run
 from frostglass.report.measures import further_names
 from frostglass.report.tables import PlainTable, formatted
 
+VARIED = ("seed", "defenses", "attack", "case")  # of a grid: known of each audit
 CAPTION = (
     "Mean over people and seeds, with the 95 % interval over both; accuracy with its range over "
     "seeds. Verified: the deciding evaluator takes the reconstruction for the attacked person at a "
@@ -75,34 +76,58 @@ class _Audit:
 
 
 def seed_rows(runs: Sequence[Run]) -> list[SeedRow]:
-    """Return a row for each set of audits that differ only in their seed."""
-    groups: dict[tuple[str, str], list[_Audit]] = {}
+    """Return a row for each set of audits that differ only in their seed.
+
+    Which other defenses and cases their runs have does not matter.
+    """
+    groups: dict[_Key, list[_Audit]] = {}
     for run in runs:
         for key, audit in _audits(run):
             groups.setdefault(key, []).append(audit)
-    titles = [label for _, label in groups]
+    titles = [key.label for key in groups]
     return [
         _row(
-            label if titles.count(label) == 1 else f"{_name(settings)}: {label}",
+            key.label if titles.count(key.label) == 1 else f"{key.name}: {key.label}",
             audits,
-            [other for (own, _), others in groups.items() if own == settings for other in others],
+            [
+                other
+                for own, others in groups.items()
+                if own.settings == key.settings
+                for other in others
+            ],
         )
-        for (settings, label), audits in groups.items()
+        for key, audits in groups.items()
     ]
 
 
-def _name(settings: str) -> str:
-    return str(json.loads(settings).get("name", "run"))
+class _Key(NamedTuple):
+    """What audits have in common that differ only in their seed.
+
+    `settings` are those of the run, without what varies in its grid; `method` is what applies to
+    this audit of that.
+    """
+
+    settings: str
+    method: str
+    label: str
+
+    @property
+    def name(self) -> str:
+        return str(json.loads(self.settings).get("name", "run"))
 
 
-def _audits(run: Run) -> Iterator[tuple[tuple[str, str], _Audit]]:
-    """Yield each audit of a run, with settings and label without the seed."""
-    settings = {key: value for key, value in run.document["settings"].items() if key != "seed"}
-    grid = settings.get("grid", {})
-    settings["grid"] = {key: value for key, value in grid.items() if key != "seed"}
+def _audits(run: Run) -> Iterator[tuple[_Key, _Audit]]:
+    """Yield each audit of a run, with what it has in common with those of other seeds."""
+    settings = {name: each for name, each in run.document["settings"].items() if name != "seed"}
+    grid = settings.pop("grid", {})
+    settings["grid"] = {name: each for name, each in grid.items() if name not in VARIED}
+    cases = {case.get("case"): case for case in grid.get("case", ())}
     for facts, rows in zip(run.document["audits"], run.rows, strict=True):
+        case = cases.get(facts.get("case"), [*cases.values()])
+        method = [case, facts.get("attack"), facts.get("defenses")]
         label = without_seed(facts["label"], facts["seed"])
-        yield (json.dumps(settings, sort_keys=True), label), _Audit(facts, rows)
+        texts = (json.dumps(each, sort_keys=True) for each in (settings, method))
+        yield _Key(*texts, label), _Audit(facts, rows)
 
 
 def without_seed(label: str, seed: int | None) -> str:
