@@ -28,9 +28,12 @@ def test_a_file_changes_what_it_names_and_replaces_methods_as_a_whole(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["attacks", "defenses", "newer-attacks", "newer-defenses", "skip-connections", "answers"],
+    [
+        *("attacks", "defenses", "newer-attacks", "newer-defenses", "skip-connections", "answers"),
+        *("protections", "trained-protections", "crafter-z", "predictions"),
+    ],
 )
-def test_the_harder_world_fits_the_configs_of_models(name):
+def test_the_harder_world_fits_other_configs(name):
     """And it is the one that faces/harder.toml has without it."""
     _, harder = experiments(read_config(ROOT / "faces" / "harder.toml"))[0]
     made = experiments(read_config(ROOT / "faces" / f"{name}.toml", [WORLD]))
