@@ -313,6 +313,18 @@ def test_all_steps_of_a_simulated_decoder_count(tmp_path):
     assert seconds(decoder_steps=1, fresh_share=0.0, epoch_turn=True) > 1.1 * few
 
 
+def test_a_network_is_planned_once_for_all_its_cuts(tmp_path):
+    values = SPLIT_MODEL | {"grid": {"target": {"cut": ["stage1", "stage2"]}}}
+    values |= {"attack": {"name": "decoder", "epochs": 1, "width": 4}}
+    rows = estimate(experiments(values), Store(tmp_path / "store"))["steps"]
+    works = [row["work"] for row in rows if row["step"] == "target"]
+    assert [work for work in works if work.startswith("cut")] == [
+        "cut after stage1",
+        "cut after stage2",
+    ]
+    assert len(works) == 2 + 3  # the target, the evaluator and the embedder
+
+
 def test_a_pool_is_not_scaled_with_the_steps(tmp_path):
     """Scoring a pool is done once; more steps must not make it longer."""
 

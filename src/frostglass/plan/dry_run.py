@@ -21,7 +21,7 @@ from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.base import Attack
 from frostglass.attacks.features.base import spread_evenly
 from frostglass.auditing.products import FeatureExposure, ImageBatch, Released
-from frostglass.auditing.steps import ATTACK, SCORES, SPLIT, TARGET
+from frostglass.auditing.steps import ATTACK, CUT, SCORES, SPLIT, TARGET, VERIFIER
 from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
 from frostglass.core.method import Method
@@ -241,7 +241,7 @@ class DryRunStore(Store):
             cost = Cost().plus(looped, epochs * images).plus(cost.plus(looped, -1.0), images)
         elif not brief.images:
             ratio = 1.0 if isinstance(full.config, Method) else full.count / brief.count
-            work, cost = work or f"{full.count:,} images", Cost().plus(cost, ratio)
+            work, cost = work or _simple_work(task, full), Cost().plus(cost, ratio)
         elif (full.fixed > FIXED * full.images or (full.uses_public and cost.calls < DEEP)) and (
             larger := full.brief(2)
         ).images > brief.images:
@@ -263,6 +263,12 @@ class DryRunStore(Store):
         with self._ledger.measure() as cost:
             product = task.step.make(call.config, seed=0, work=work, device=META, **call.inputs)
         return product, cost, work.looped or cost
+
+
+def _simple_work(task: Task[Any], call: Call) -> str:
+    """Describe a step whose method announces no work."""
+    named = {CUT: f"cut after {task.config}", VERIFIER: "enrol people, set thresholds"}
+    return named.get(task.step, f"{call.count:,} images")
 
 
 def without_floats(value: Any) -> Any:
