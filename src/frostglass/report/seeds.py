@@ -126,8 +126,8 @@ def _audits(run: Run) -> Iterator[tuple[_Key, _Audit]]:
         case = cases.get(facts.get("case"), [*cases.values()])
         method = [case, facts.get("attack"), facts.get("defenses")]
         label = without_seed(facts["label"], facts["seed"])
-        texts = (json.dumps(each, sort_keys=True) for each in (settings, method))
-        yield _Key(*texts, label), _Audit(facts, rows)
+        common, own = (json.dumps(each, sort_keys=True) for each in (settings, method))
+        yield _Key(common, own, label), _Audit(facts, rows)
 
 
 def without_seed(label: str, seed: int | None) -> str:
