@@ -157,28 +157,11 @@ class TrainedAttack(FeatureAttack):
 
         `targets` takes indices of public images.
         """
-        query = self._features_of(view, public, ledger)
-
-        def sized(features: Tensor) -> Tensor:
-            if not self.unit_channels:
-                return features
-            return channels_at_length_one(features, view.image_shape)
-
-        def encode(rows: Tensor, mirrored: Tensor) -> Tensor:
-            return sized(query(rows, mirrored))
-
-        sample = spread_evenly(len(public), min(STATISTICS, len(public)))
-        mean, deviation = torch.tensor([0.0, 1.0]).to(view.device)
-        if self.standardize:
-            mean, deviation = ledger.once(
-                f"{self.checkpoint}-units",
-                lambda: channel_statistics(
-                    encode(sample, torch.zeros_like(sample, dtype=torch.bool)), view.image_shape
-                ),
-            )
+        encode = self._features_of(view, public, ledger)
+        scaled = self._scaling(encode, len(public), view, ledger)
         pairs = TrainingPairs(
             len(public),
-            lambda rows, mirrored: (encode(rows, mirrored) - mean) / deviation,
+            lambda rows, mirrored: scaled(encode(rows, mirrored)),
             targets,
             self.flips,
         )
@@ -186,7 +169,7 @@ class TrainedAttack(FeatureAttack):
         if self.adapt:
             chosen = spread_evenly(len(public), self.adapt)
             released = ledger.once("protected", lambda: view.protected(public.floats(chosen)))
-            features = ((sized(released) - mean) / deviation).to(view.device)
+            features = scaled(released).to(view.device)
             pairs = TrainingPairs(
                 self.adapt,
                 lambda rows, _: features[rows.to(features.device)],
@@ -196,7 +179,28 @@ class TrainedAttack(FeatureAttack):
             name = f"{self.checkpoint}-adapted"
             self._fit(name, trainer, network, pairs, self.adapt_epochs, seed=seed, ledger=ledger)
         network.eval().requires_grad_(False)
-        return lambda features: network((sized(features) - mean) / deviation)
+        return lambda features: network(scaled(features))
+
+    def _scaling(
+        self, encode: Lookup, count: int, view: FeatureView, ledger: QueryLedger
+    ) -> Callable[[Tensor], Tensor]:
+        """Return how features are scaled before the network sees them."""
+
+        def sized(features: Tensor) -> Tensor:
+            if not self.unit_channels:
+                return features
+            return channels_at_length_one(features, view.image_shape)
+
+        if not self.standardize:
+            return sized
+        sample = spread_evenly(count, min(STATISTICS, count))
+        mean, deviation = ledger.once(
+            f"{self.checkpoint}-units",
+            lambda: channel_statistics(
+                sized(encode(sample, torch.zeros_like(sample, dtype=torch.bool))), view.image_shape
+            ),
+        )
+        return lambda features: (sized(features) - mean) / deviation
 
     def _features_of(self, view: FeatureView, public: Images, ledger: QueryLedger) -> Lookup:
         """Look up features of public images: queried once if they fit into memory."""
