@@ -48,7 +48,8 @@ class AdvLearn(DecoderDefense):
 
     Use: features that leave a device, where the network may be trained; a baseline. Audit it with
         attackers who adapt.
-    Cost: not measured; a decoder is trained beside the network, and a fresh one after it.
+    Cost: a decoder is trained beside the network, and a fresh one after it: some 7 times the time
+        of an undefended training with the variant "converging" in faces/trained-protections.
     Paper: Xiao, Tsai, Sohn, Chandraker, Yang, Adversarial Learning of Privacy-Preserving and
         Task-Oriented Representations, AAAI 2020, arXiv 1911.10143.
     Differs: equations 7 and 8 average over private images for both networks; figure and text train
