@@ -123,9 +123,8 @@ class Disco(DecoderDefense):
     the task, the pruner (1 - α) · task - α · L_p, and a decoder, on public images,
     L_p = |Dec(m Enc(x)) - x|². All take turns.
 
-    Use: features that leave a device, with a layer of many channels; prunes for each image. Audit
-        it with `gap = "channels"` of `latent` or `hybrid` and the decoder's variant "channels",
-        which see what a weakened channel shows.
+    Use: features that leave a device, with a layer of many channels. Audit it with
+        `gap = "channels"` of `hybrid` and the decoder's variant "channels".
     Cost: not measured; a decoder and a pruner are trained beside the network.
     Paper: Singh et al., DISCO: Dynamic and Invariant Sensitive Channel Obfuscation for Deep Neural
         Networks, CVPR 2021, arXiv 2012.11025; as a baseline in Wang et al., Crafter, NDSS 2024.
