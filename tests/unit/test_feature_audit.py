@@ -149,6 +149,16 @@ def test_one_training_serves_all_cuts(tmp_path, monkeypatch):
     assert shapes[0] != shapes[1]
 
 
+def test_a_cut_network_after_a_first_stage_is_saved_without_its_times(tmp_path):
+    exp = Experiment.parse(TOY | {"target": TOY["target"] | {"start": "public"}})
+    store = Store(tmp_path)
+    target = audited_target(exp, store, split_of(exp, store))
+    assert target.info["stage_seconds"] > 0
+    saved = json.loads((tmp_path / "target" / target.key / "target.json").read_text())
+    assert saved["cut"] == "stage1"
+    assert not set(saved["info"]) & {"seconds", "stage_seconds"}
+
+
 def test_a_layer_that_cannot_be_cut_at_is_refused_before_the_training(tmp_path):
     exp = Experiment.parse(TOY | {"target": TOY["target"] | {"cut": "stage9"}})
     events = []

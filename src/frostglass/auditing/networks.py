@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frostglass.auditing.steps import CUT, PRIOR, TARGET
+from frostglass.auditing.steps import CUT, PRIOR, TARGET, TIMES
 from frostglass.core.prior import Prior
 from frostglass.core.types import Split, Target
 from frostglass.core.views import ModelView
@@ -78,7 +78,7 @@ def _cut_classifier(
     layer = untrained(config, classes_of(config, split), split.train.shape, (), seed=seed).cut
     whole = classifier(store, replace(config, cut=""), split, seed=seed, data=data, public=public)
     target = store.step(CUT, layer, target=whole, seed=seed)
-    times = {name: whole.info[name] for name in ("seconds", "stage_seconds") if name in whole.info}
+    times = {name: whole.info[name] for name in TIMES if name in whole.info}
     return replace(target, info={**target.info, **times})
 
 

@@ -53,6 +53,7 @@ from frostglass.training.settings import Training, stage_split
 
 IMAGES = "images.safetensors"  # of reconstructions
 CHUNK = 128  # images encoded together
+TIMES = ("seconds", "stage_seconds")  # of a target's info: not saved, they differ between runs
 
 
 def _split(
@@ -103,7 +104,7 @@ def _cut(layer: str, *, target: Target, seed: int, work: Work, device: torch.dev
     """Return a trained target whose features leave the device after a layer."""
     recipe = target.info["build"]
     training = {**recipe["training"], "cut": layer}
-    info = {name: value for name, value in target.info.items() if name != "seconds"}
+    info = {name: value for name, value in target.info.items() if name not in TIMES}
     return replace(
         target,
         cut=cut(target.module, layer, target.image_shape).tap,
