@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from benchmarks.measured import Measured
 from benchmarks.timing import ratio
 from frostglass.attacks._search.runner import ModelAttack
+from frostglass.attacks.base import invert
+from frostglass.attacks.features.latent import Latent
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.attacks.model.kedmi import Kedmi
 from frostglass.attacks.model.lomma import Lomma
@@ -17,8 +19,10 @@ from frostglass.attacks.model.vmi import Vmi
 from frostglass.core.assets import Assets
 from frostglass.core.prior import Prior
 from frostglass.core.types import Target
+from frostglass.core.views import FeatureView
 from frostglass.data._augment import DRAWS, viewed
 from frostglass.models.build import build
+from frostglass.models.cut import cut, encoded
 from frostglass.models.wrap import wrap
 from frostglass.networks.flow import Flow
 from frostglass.priors.base import identity_hashes
@@ -58,6 +62,34 @@ def measure() -> Iterator[Measured]:
                 f"{1000 * mine / STEPS:.1f} ms against {1000 * theirs / STEPS:.1f} ms",
                 most=LIMIT,
             )
+    yield _on_features(module, prior)
+
+
+def _on_features(module: nn.Module, prior: Prior) -> Measured:
+    """Measure a whole search of latents for features, starts and read-out included."""
+    rows, steps = 64, 4 * STEPS
+    split = cut(module, "stage1", SHAPE)
+    wanted = encoded(split.encoder, torch.rand(rows, *SHAPE))
+    attack, assets = Latent(steps=steps, tries=1), Assets(prior=prior)
+    networks = split.encoder, prior.generator
+
+    def ours() -> None:
+        invert(attack, FeatureView(split, wanted, ["encoder"]), assets, people=range(rows), seed=0)
+
+    def bare() -> None:
+        with frozen(*networks), channels_last(*networks), folded(*networks):
+            for _ in range(steps):
+                leaf = torch.randn(rows, LATENT).requires_grad_()
+                loss = (split.encoder(prior.generator(leaf)) - wanted).square().sum()
+                torch.autograd.grad(loss, leaf)
+
+    times, mine, theirs = ratio(ours, bare, rounds=5)
+    return Measured(
+        f"latent step, {rows} rows, over bare passes",
+        times,
+        f"{1000 * mine / steps:.1f} ms against {1000 * theirs / steps:.1f} ms",
+        most=LIMIT,
+    )
 
 
 def _statistics(target: Target) -> Tensor:

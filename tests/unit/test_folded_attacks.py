@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from counting import Counted
+from feature_worlds import blobs, run, view_of
 from frostglass.attacks._search import layout, runner
 from frostglass.attacks._search.shards import people_per_shard
 from frostglass.attacks.base import invert
+from frostglass.attacks.features.latent import Latent
 from frostglass.attacks.model.gmi import Gmi
 from frostglass.core.assets import Assets
 from frostglass.core.types import Target
@@ -32,12 +34,30 @@ def test_folding_leaves_the_results_of_an_attack(monkeypatch):
     norms = Counted(monkeypatch)
     quick = attack(attacked, known)
     assert norms.calls == 4  # the two trials without folding, on two networks; none in the search
-    monkeypatch.setattr(runner, "unchanged_when_folded", lambda view, prior: [])
+    monkeypatch.setattr(layout, "unchanged_when_folded", lambda view, prior: [])
     slow = attack(attacked, known)
     # A trial of layouts, one of batches with and without padding, six steps and the read-out.
     assert norms.calls == 4 + 2 + 2 * 2 + 2 * 7
     assert torch.allclose(quick.latents, slow.latents, atol=1e-4)
     assert torch.allclose(quick.confidence, slow.confidence, atol=1e-4)
+    assert quick.queries == slow.queries
+
+
+def test_folding_leaves_the_results_of_an_attack_on_features(monkeypatch):
+    encoder, known = target().module[:3].eval(), prior()
+    encoder[1].running_mean.fill_(0.2)
+    encoder[1].running_var.fill_(0.6)
+    view = view_of(encoder, blobs(3, 1, (3, 16, 16)), ["encoder"])
+    latent = Latent(steps=6, tries=1)
+    norms = Counted(monkeypatch)
+    quick = run(latent, view, Assets(prior=known))
+    folded_calls, norms.calls = norms.calls, 0
+    monkeypatch.setattr(layout, "unchanged_when_folded", lambda view, prior: [])
+    slow = run(latent, view, Assets(prior=known))
+    # Both networks in six steps, which the search on folded ones does not count; the trial of
+    # folding, which the other search does not have, counts both once.
+    assert norms.calls - folded_calls == 2 * 6 - 2
+    assert torch.allclose(quick.latents, slow.latents, atol=1e-4)
     assert quick.queries == slow.queries
 
 
@@ -63,11 +83,10 @@ def test_a_network_that_indexes_into_a_sequential_is_attacked_unfolded(monkeypat
         counts.append(len(networks))
         return folded(*networks)
 
-    for module in (layout, runner):
-        monkeypatch.setattr(module, "folded", counted)
+    monkeypatch.setattr(layout, "folded", counted)
     result = attack(indexing, prior())
     assert counts == [4, 0]
-    monkeypatch.setattr(runner, "unchanged_when_folded", lambda view, prior: [])
+    monkeypatch.setattr(layout, "unchanged_when_folded", lambda view, prior: [])
     assert torch.equal(result.latents, attack(indexing, prior()).latents)
 
 

@@ -354,14 +354,14 @@ def _target_facts(target: Target) -> Mapping[str, Any]:
 
 
 SPLIT = Step("split", 3, _split, save_split, lambda folder, _: load_split(folder))
-TARGET = Step("target", 8, _train, save_target, _load_target, facts=_target_facts, trains=True)
+TARGET = Step("target", 9, _train, save_target, _load_target, facts=_target_facts, trains=True)
 # A target too, and kept with the others.
 CUT = Step("target", 1, _cut, save_target, _load_target, facts=_target_facts)
 PRIOR = Step("prior", 5, _train_prior, _save_prior, _load_prior, trains=True)
 AMORTIZER = Step("amortizer", 3, _train_amortizer, TrainedAmortizer.save, TrainedAmortizer.load)
 RELEASE = Step("release", 2, _release, _save_released, _load_released)
-PRETRAIN = Step("pretrain", 1, _pretrain, _save_pretrained, _load_pretrained)
-ATTACK = Step("attack", 7, _attack, _save_reconstructions, _load_reconstructions)
+PRETRAIN = Step("pretrain", 2, _pretrain, _save_pretrained, _load_pretrained)
+ATTACK = Step("attack", 8, _attack, _save_reconstructions, _load_reconstructions)
 PRIOR_ONLY = Step("prior_only", 4, _prior_only, _save_reconstructions, _load_reconstructions)
 VERIFIER = Step("verifier", 1, _enrol, Verifier.save, Verifier.load)
 SCORES = Step("scores", 6, _score, _save_rows, _load_rows)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frostglass.attacks._search.collected import CollectedImages
 from frostglass.attacks._search.fields import AtLeastOne
-from frostglass.attacks._search.layout import any_layout, unchanged_when_folded
+from frostglass.attacks._search.layout import fast_search
 from frostglass.attacks._search.query_budget import limited
 from frostglass.attacks._search.search import SearchResult
 from frostglass.attacks._search.select import Candidates, by_score, in_order
@@ -30,8 +30,6 @@ from frostglass.core.types import Reconstructions
 from frostglass.core.views import ModelView
 from frostglass.runtime.batching import BATCH_MULTIPLE, padded_rows
 from frostglass.runtime.device import device_of
-from frostglass.runtime.folding import folded
-from frostglass.runtime.layout import channels_last
 from frostglass.store.files import Checkpoint, Work
 
 # From images and the numbers of their rows in a search to a further loss, one value per image.
@@ -198,10 +196,7 @@ class ModelAttack(Attack):
         began, view = time.perf_counter(), view.averaged(self.samples)
         # Bound before layers are folded, because copies of folded networks would share them.
         recipe = self.recipe(view, assets, seed=seed)
-        with (
-            channels_last(*any_layout(view, prior)),
-            folded(*unchanged_when_folded(view, prior)),
-        ):
+        with fast_search(view, prior):
             return _run(self, recipe, view, prior, people, began=began, work=work)
 
 

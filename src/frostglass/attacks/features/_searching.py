@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from frostglass.attacks._search.layout import fast_search
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.search import OptimizerName, OptimizerSettings, descend
 from frostglass.attacks.base import View
@@ -15,6 +16,7 @@ from frostglass.attacks.features._channels import channel_gaps, channel_problems
 from frostglass.attacks.features.base import FeatureAttack, QueryLedger
 from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
+from frostglass.core.prior import Prior
 from frostglass.core.views import Ability, FeatureView
 from frostglass.runtime.batching import padded_rows
 
@@ -80,13 +82,14 @@ class SearchAttack(FeatureAttack):
         generate: Callable[[Tensor], Tensor],
         ledger: QueryLedger,
         *,
+        prior: Prior | None = None,
         penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
         project: Callable[[Tensor, Tensor], Tensor] = lambda state, start: state,
     ) -> tuple[Tensor, Tensor]:
         """Search from `start` (R, ...); return the end of each row and whether it finished, (R,).
 
-        `generate` turns rows into images, `penalty(images, wanted)` adds a loss to each row. Each
-        finished batch is kept in `ledger`.
+        `generate` turns rows into images, by the networks of `prior` if given; `penalty(images,
+        wanted)` adds a loss to each row. Each finished batch is kept in `ledger`.
         """
         settings = OptimizerSettings(
             self.steps, self.lr, self.optimizer, self.momentum, project=project, betas=self.betas
@@ -110,7 +113,8 @@ class SearchAttack(FeatureAttack):
             return {"state": result.state, "finished": result.finished}
 
         names = [f"{name}-{number:05d}" for number in range(len(batches))]
-        parts = ledger.share(names, found, name)
+        with fast_search(view, prior):
+            parts = ledger.share(names, found, name)
         states, finished = (
             torch.cat([part[column].to(start.device) for part in parts])
             for column in ("state", "finished")

@@ -241,7 +241,9 @@ class Latent(SearchAttack):
             return -self.critic_weight / self.coupling * prior.realism(images)
 
         penalty = realism if self.critic_weight else None
-        return self.search(name, view, features, start, prior.images, ledger, penalty=penalty)
+        return self.search(
+            name, view, features, start, prior.images, ledger, prior=prior, penalty=penalty
+        )
 
     def _starts(
         self,
