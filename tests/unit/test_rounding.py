@@ -25,6 +25,25 @@ def test_numbers_become_the_centres_of_their_cells(bits, expected):
     assert rounded(VALUES, bits, 4.0).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        (2, [-2, -2, -2, 0, 0, 0, 2, 2, 2, 2]),
+        (3, [-3, -3, -2, 0, 0, 0, 2, 2, 3, 3]),
+    ],
+)
+def test_zero_can_be_a_centre(bits, expected):
+    assert rounded(VALUES, bits, 4.0, zero=True).tolist() == expected
+    finer = rounded(VALUES, 12, 4.0, zero=True)
+    assert (finer - VALUES.clamp(-4, 4)).abs().max() <= 4 / 2**11
+
+
+def test_what_a_mask_weakened_is_removed_only_if_zero_is_kept():
+    weak = 1e-9 * VALUES.abs()
+    assert rounded(weak, 12, 8.0, zero=True).count_nonzero() == 0
+    assert rounded(weak, 12, 8.0).min() > 0
+
+
 @pytest.mark.parametrize("bits", [1, 2, 5, 16])
 def test_as_many_values_as_bits_say_and_an_error_of_half_a_cell(bits):
     numbers = torch.linspace(-8, 8, 4097)[:-1]
@@ -44,7 +63,12 @@ def test_what_leaves_is_counted():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"bits": 17}, "bits"), ({"bits": -1}, "bits"), ({"limit": 0.0}, "limit")],
+    [
+        ({"bits": 17}, "bits"),
+        ({"bits": -1}, "bits"),
+        ({"limit": 0.0}, "limit"),
+        ({"bits": 1, "zero": True}, "zero = true needs at least 2 bits, got 1"),
+    ],
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

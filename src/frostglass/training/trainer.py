@@ -18,6 +18,7 @@ from frostglass.data._augment import Changes, draw_changes
 from frostglass.defenses import compose
 from frostglass.defenses.base import Batch, Defense, TrainingProgress
 from frostglass.models.base import as_seen
+from frostglass.runtime.arithmetic import denormals_flushed
 from frostglass.runtime.device import device_of
 from frostglass.runtime.fused import fuse
 from frostglass.runtime.hooks import capture
@@ -117,6 +118,7 @@ class Trainer:
             seeded(self._seed, "epoch", progress.epoch, *rank),
             joint_batch_norm(self.ranks, self.target.module),
             self._faster_batch_norm(),
+            denormals_flushed(),
             closing(computed_ahead(tasks, thread=self._threaded)) as prepared_batches,
         ):
             shown = trimming(zip(batches, prepared_batches, strict=True), self._batch_numbers)

@@ -18,6 +18,7 @@ from frostglass.core.assets import Assets
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
 from frostglass.core.views import Ability, FeatureView
+from frostglass.runtime.arithmetic import denormals_flushed
 from frostglass.runtime.batching import padded_rows
 
 
@@ -113,7 +114,7 @@ class SearchAttack(FeatureAttack):
             return {"state": result.state, "finished": result.finished}
 
         names = [f"{name}-{number:05d}" for number in range(len(batches))]
-        with fast_search(view, prior):
+        with fast_search(view, prior), denormals_flushed():
             parts = ledger.share(names, found, name)
         states, finished = (
             torch.cat([part[column].to(start.device) for part in parts])
