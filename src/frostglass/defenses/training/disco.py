@@ -124,8 +124,8 @@ class Disco(DecoderDefense):
     L_p = |Dec(m Enc(x)) - x|². All take turns.
 
     Use: features that leave a device, with a layer of many channels. Audit it with
-        `gap = "channels"` of `hybrid` and the decoder's variant "channels".
-    Cost: not measured; a decoder and a pruner are trained beside the network.
+        `gap = "channels"` of `latent` and `hybrid`, and the decoder's variant "channels".
+    Cost: some 4 times the time of an undefended training in faces/trained-protections.
     Paper: Singh et al., DISCO: Dynamic and Invariant Sensitive Channel Obfuscation for Deep Neural
         Networks, CVPR 2021, arXiv 2012.11025; as a baseline in Wang et al., Crafter, NDSS 2024.
     Differs: Crafter's code re-creates the tensor that should pass the decoder's gradient to the
