@@ -110,12 +110,12 @@ class SearchAttack(FeatureAttack):
 
             places = torch.arange(len(rows), device=start.device)
             rng = RowRng.of(0, name, places, places)
-            result = descend(view, start[rows], places, rng, objective, settings)
+            with fast_search(view, prior), denormals_flushed():
+                result = descend(view, start[rows], places, rng, objective, settings)
             return {"state": result.state, "finished": result.finished}
 
         names = [f"{name}-{number:05d}" for number in range(len(batches))]
-        with fast_search(view, prior), denormals_flushed():
-            parts = ledger.share(names, found, name)
+        parts = ledger.share(names, found, name)
         states, finished = (
             torch.cat([part[column].to(start.device) for part in parts])
             for column in ("state", "finished")

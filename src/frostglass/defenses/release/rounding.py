@@ -36,11 +36,10 @@ class Rounding(Defense):
     With one bit it is sign(x) · limit / 2. At most `bits` times the numbers of a feature leave,
     whatever the attacker knows, and the same image always gives the same feature: nothing can be
     averaged away. Network and server stay as they are. With `zero`, x ↦ w · round(x / w): what is
-    far smaller than a cell becomes 0.
+    far smaller than a cell becomes 0, such as channels that `disco` weakened.
 
     Use: with `target.cut` at the head: the device sends its predictions, whose signs name the
         attributes. Before the head the server has to bear the rounding, and more bits leave.
-        With `zero` and many bits after `disco`, whose mask weakens channels and removes few.
     Cost: nothing.
     Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
         rounded features, and `tolerance` of `latent`, half a cell, accepts any number of a cell.
