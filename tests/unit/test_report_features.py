@@ -295,11 +295,17 @@ def test_similarities_as_text(value, kind, text):
     assert number(value, kind) == text
 
 
-def test_a_search_that_undoes_pruning_is_an_adaptive_attack(tmp_path):
-    pruned = {**CRAFTED, "defenses": [{"name": "disco"}]}
-    knowing = {"name": "latent", "tries": 1, "gap": "channels"}
+@pytest.mark.parametrize(
+    "knowing",
+    [
+        {"name": "latent", "tries": 1, "gap": "channels"},
+        {"name": "hybrid", "starter": {"unit_channels": True}},
+    ],
+)
+def test_a_search_that_undoes_pruning_is_an_adaptive_attack(tmp_path, knowing):
     assert _adapts({"name": "decoder", "unit_channels": True})
     assert not _adapts({"name": "decoder", "unit_channels": False})
+    pruned = {**CRAFTED, "defenses": [{"name": "disco"}]}
     page = feature_page(tmp_path, [OPEN, pruned, {**pruned, "attack": knowing}])
     assert page.tables["Kinds of attack tried on each protection"] == [
         ["protection", "black box", "white box", "adaptive"],

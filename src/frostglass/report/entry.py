@@ -143,14 +143,13 @@ class Entry:
 
     @property
     def _searches(self) -> list[Mapping[str, Any]]:
-        """The attack, and the one that it wraps, with all parameters."""
+        """The attack, and the one that it wraps or starts from, with all their parameters."""
         attack = self.facts.attack
-        base = attack.get("base")
-        if not isinstance(base, Mapping):
-            return [attack]
-        with suppress(ConfigError):  # of another version
-            base = asdict(attacks.build(base)) if known(attacks, base) else base
-        return [attack, base]
+        base, starter = attack.get("base"), attack.get("starter")
+        if isinstance(base, Mapping):
+            with suppress(ConfigError):  # of another version
+                base = asdict(attacks.build(base)) if known(attacks, base) else base
+        return [attack, *(each for each in (base, starter) if isinstance(each, Mapping))]
 
     @property
     def access(self) -> str:
