@@ -40,6 +40,7 @@ def test_which_there_are():
         "faces/trained-protections",
         "faces/feature-layers",
         "faces/feature-perceptual",
+        "faces/server-training",
         "faces/harden-features",
         "faces/analysis-features",
         "celeba/resnet50-adv-learn",
