@@ -67,6 +67,9 @@ def test_a_method_says_when_to_use_it(kind, name):
 def test_what_is_said_of_a_parameter_is_found(kind, name):
     facts = describe(name)
     assert set(facts["meanings"]) == {parameter["name"] for parameter in facts["parameters"]}
+    for parameter, meaning in facts["meanings"].items():  # a subclass adds remarks, no second one
+        begins = [" ".join(part.split()[:2]) for part in meaning.split(". ")]
+        assert len(begins) == len(set(begins)), (parameter, meaning)
 
 
 def test_sections_and_meanings():

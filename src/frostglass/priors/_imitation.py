@@ -61,15 +61,15 @@ class ImitatingPrior(PriorMethod):
     """Another prior with networks that learn the target's answers, by SGD.
 
     Args:
-        base: the prior to add to, a table with its `name` and parameters.
+        base: the prior to learn from or to add to, a table with its `name` and parameters.
         students: one table for each network: `model`, a network's name as in target.model;
             `options`, what its builder takes; `start`, a checkpoint from which all but the head is
             taken.
         epochs: passes over the images, for each network.
         batch: images per step.
-        lr: SGD's step size.
-        momentum: SGD's momentum.
-        weight_decay: SGD's weight decay.
+        lr: step size of the optimiser, SGD or Adam.
+        momentum: its momentum; β₁ of Adam.
+        weight_decay: its weight decay.
     """
 
     base: dict[str, Any] = Field(

@@ -72,19 +72,11 @@ class Experts(ImitatingPrior):
     Images are rounded to 8 bits.
 
     Args:
-        base: the prior to learn from, a table with its `name` and parameters; a StyleGAN published.
-        students: one table for each surrogate: `model`, a network's name as in target.model;
-            `options`, what its builder takes; `start`, a checkpoint from which all but the head is
-            taken. One published.
+        base: a StyleGAN published. students: they are the surrogates; one published.
         draws: images of the base prior that the target scores.
         truncation: ψ of these draws. cutoff: number of truncated layers of a StyleGAN2.
         experts: heads of a surrogate.
         frozen: train the experts alone, on the body of `start`.
-        epochs: passes over these images.
-        batch: images per step.
-        lr: Adam's step size.
-        momentum: Adam's β₁.
-        weight_decay: Adam's weight decay.
         temperature: divides logits before softmax.
         ce: weight of the cross-entropy.
         diversity: weight of the term that keeps experts from being alike; 0 for none.

@@ -52,19 +52,11 @@ class Students(ImitatingPrior):
     the base prior makes. `draws` is our option.
 
     Args:
-        base: the prior to add to, a table with its `name` and parameters.
-        students: one table for each student: `model`, a network's name as in target.model;
-            `options`, what its builder takes; `start`, a checkpoint from which all but the head is
-            taken. Empty for statistics only.
+        students: none for statistics only.
         statistics: public images from which the features' mean and standard deviation come; 0 for
             students only, which need the target's scores alone.
         draws: images drawn from the base prior for the students to learn from, besides the public
             ones; 0 as published. A prior that completes hints has none to draw.
-        epochs: passes over these images, for each student.
-        batch: images per step.
-        lr: SGD's step size.
-        momentum: SGD's momentum.
-        weight_decay: SGD's weight decay.
         decay: factor on lr after every `decay_every` epochs.
         decay_every: epochs between two such factors; published as 20, which at 20 epochs is never.
         temperature: divides the logits of target and student before softmax.

@@ -39,16 +39,10 @@ class Surrogates(ImitatingPrior):
     pass over them. Images are rounded to 8 bits. With another base than `tacgan` it is an ablation.
 
     Args:
-        base: the prior to learn from, a table with its `name` and parameters; `tacgan` published.
-        students: one table for each surrogate: `model`, a network's name as in target.model;
-            `options`, what its builder takes; `start`, a checkpoint from which all but the head is
-            taken. Published: DenseNet-121, -161 and -169.
+        base: `tacgan` published. students: they are the surrogates; published: DenseNet-121, -161
+            and -169.
         per_class: images of each class.
-        epochs: passes over these images, for each surrogate.
-        batch: images per step.
-        lr: SGD's first step size.
-        momentum: SGD's momentum.
-        weight_decay: SGD's weight decay.
+        lr: at first; it falls as a cosine.
     """
 
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "tacgan"})

@@ -63,8 +63,8 @@ class Brepmi(QueryAttack):
         max_queries: the most queries of one walk; (N + 1) · samples for each move, accepted or not.
         tries: the most latents drawn to find starts for all people together, rounded up to a
             multiple of 256.
-        candidates: walks per person. keep: images returned per person, the largest radius first.
-        samples: passes through the target per query, whose most frequent label counts.
+        candidates: each is a walk. keep: the largest radius comes first.
+        samples: the most frequent label of these passes counts.
     """
 
     title = "BREP-MI"

@@ -36,15 +36,12 @@ class Lokt(Plgmi):
     published attack; `tacgan` alone has the head of its critic as the only surrogate, the paper's
     C ∘ D.
 
-    Use: the attacker sees labels alone and may ask for many of them before the search; compare it
-        with `brepmi` at equal queries.
+    Use: the attacker sees labels alone and may ask for many of them before the search, for the
+        prior `tacgan`; compare it with `brepmi` at equal queries, which found more in our trials.
     Paper: Nguyen et al., Label-Only Model Inversion Attacks via Knowledge Transfer, NeurIPS 2023,
         arXiv 2310.19342.
     Differs: nothing is ranked in the published code, which returns all five seeds. As in PLG-MI, a
         view is one resampling of the image.
-
-    Args:
-        shown: views of an image at each step; 2 published, 0 shows the image as it is.
     """
 
     title = "LOKT"

@@ -32,7 +32,7 @@ class Members(WrappedAttack):
     Paper: none; our attack on decoys.
 
     Args:
-        candidates: searches per person; m + 1 or more reach every unit.
+        candidates: m + 1 or more reach every unit.
     """
 
     title = "Members"

@@ -65,7 +65,7 @@ class MirrorGenetic(QueryAttack):
         cutoff: number of truncated layers; 8 published.
         candidates: populations per person, from one beginning.
         survivors: number of best styles read from each in the end.
-        keep: images returned per person, the highest p_y first.
+        keep: the highest p_y comes first.
     """
 
     title = "MIRROR (genetic)"

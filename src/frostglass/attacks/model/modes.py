@@ -40,7 +40,7 @@ class Modes(WrappedAttack):
         order: the ranking of clusters: "size" (the base's best first among equals), "best", by the
             best image of each, as the base ranks images, or "quiet", the other way round: for a
             model that was trained to be less sure of the person than of decoys.
-        candidates: searches per person; 10 to 30 find most of a handful of people.
+        candidates: 10 to 30 find most of a handful of people.
     """
 
     title = "Modes"

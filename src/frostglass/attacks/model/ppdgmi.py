@@ -50,7 +50,7 @@ class Ppdgmi(GroupedAttack):
     of the copies, which are not kept.
 
     Use: to see whether another attack gains from a generator that is tuned to its results; costs a
-        training for each person.
+        training for each person. With a generator that knows such faces it gained nothing here.
     Paper: Peng et al., Pseudo-Private Data Guided Model Inversion Attacks, NeurIPS 2024, OpenReview
         pyqPUf36D2.
     Differs: φ are layers of VGG-16 in the published code, here those of an embedder of public
@@ -63,7 +63,7 @@ class Ppdgmi(GroupedAttack):
 
     Args:
         rounds: rounds of searches; the copy is tuned before each but the first, from where it is.
-        searches: searches of a round, for one person; 100 published for StyleGAN2, 1000 else.
+        searches: a round is such a group; 100 published for StyleGAN2, 1000 else.
         points: images of a round that the copy is tuned on.
         measure: how the copy is tuned.
         features: φ of the first three measures: "embedder" or "pixels".
@@ -78,7 +78,7 @@ class Ppdgmi(GroupedAttack):
         reselect: choose the starts of later rounds anew, with the tuned copy, as published. It
             shows the base's pool to the target again, for each person. Else they start as the
             first round did.
-        candidates: independent sequences of rounds per person.
+        candidates: each is an independent sequence of rounds.
     """
 
     title = "PPDG-MI"

@@ -41,6 +41,7 @@ class Rounding(Defense):
     Use: with `target.cut` at the head: the device sends its predictions, whose signs name the
         attributes. Before the head the server has to bear the rounding, and more bits leave.
     Cost: nothing.
+    Paper: none; ours.
     Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
         rounded features, and `tolerance` of `latent`, half a cell, accepts any number of a cell.
 

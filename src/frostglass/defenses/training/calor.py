@@ -70,8 +70,9 @@ class Calor(Defense):
     L = a · p_y^b · ln p_y, whose minimum is at p_y = exp(-1/b) (0.8825 for b = 8) and which ignores
     misclassified samples; hence the first stage.
 
-    Use: a classifier of many people that may lose a few points of accuracy; needs no other people's
-        images.
+    Use: a classifier that may lose accuracy; needs no other people's images. In our trials it cost
+        2 points with 40 people and 9 with 300, and left 55 and 66 % recognised instead of 88 and
+        94 %.
     Cost: an epoch takes 1.01 times as long (a small `cnn`).
     Paper: Yu et al., CALoR: Towards Comprehensive Model Inversion Defense, 2024, arXiv 2410.05814.
     Differs: the paper does not say when the loss changes; `switch` is our choice. `gain` multiplies

@@ -28,8 +28,8 @@ class LabelSmoothing(Defense):
     wrong logit is pushed down by |α| / C without end, so the loss becomes negative and logits
     grow. Positive α is ordinary smoothing and makes inversion easier.
 
-    Use: a baseline that costs nothing. It misleads attacks with cross-entropy more than others:
-        audit it with several losses.
+    Use: a baseline that costs nothing. It misleads attacks with cross-entropy, and hid nobody from
+        the Poincaré loss in our trials: audit it with several losses.
     Cost: an epoch takes 1.01 times as long (a small `cnn`).
     Paper: Struppek et al., Be Careful What You Smooth For, ICLR 2024, arXiv 2310.06549.
     Differs: the official ramp is written for 100 epochs (0 until epoch 50, rising until 75, then

@@ -26,7 +26,8 @@ class Rolss(Defense):
     shortcuts carry the gradient of an attack past the layers, those of the last stage most of all.
     It is a defense by gradients: an attack that needs none may not notice it.
 
-    Use: a residual network that is trained from scratch; audit it without gradients too.
+    Use: a residual network that is trained from scratch; audit it without gradients too. On our
+        small `resnet` it hid nobody.
     Cost: not measured; the network gets smaller.
     Paper: Koh, Ho, Nguyen, Cheung, On the Vulnerability of Skip Connections to Model Inversion
         Attacks, ECCV 2024, arXiv 2409.01696.

