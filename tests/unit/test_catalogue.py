@@ -103,7 +103,8 @@ def test_a_docstring_is_split_into_text_and_arguments():
     assert "\nloss: " in facts["arguments"]
     variants = [variant["name"] for variant in facts["variants"]]
     assert variants == [
-        "published", "noise", "aimed", "straight", "margin", "poincare", "subtract",
+        "published", "noise", "aimed", "straight", "margin", "poincare", "students",
+        "erased", "subtract",
     ]  # fmt: skip
     steps = {"name": "steps", "type": "int", "default": 1500, "required": False}
     assert steps in facts["parameters"]

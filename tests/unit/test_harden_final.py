@@ -266,6 +266,35 @@ def test_an_attacker_who_knows_decoys_subtracts_students_and_lists_people():
     assert "candidates" not in modes["base"]
 
 
+def adaptive(attack, name):
+    exp = experiment(attack=attack)
+    return {case["case"]: case for case in model_cases(exp, [name])[1:] if case["case"] != "MIRROR"}
+
+
+def test_attackers_who_know_the_newer_defenses():
+    gmi = {"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50}
+    (students,) = adaptive(gmi, "trap_mid").items()
+    assert students[0] == "GMI, students"
+    assert students[1]["attack"]["alone"] is True
+    assert students[1]["prior"]["name"] == "students"
+    (erased,) = adaptive(gmi, "midre").items()
+    assert erased[0] == "GMI, erased"
+    assert erased[1]["attack"]["erase"] == 0.4
+    # SSD changes nothing for an attacker with the weights; one with scores asks several times.
+    assert not adaptive(gmi, "ssd")
+    smile = {"name": "smile", "max_queries": 64}
+    (repeated,) = adaptive(smile, "ssd").items()
+    assert repeated[0] == "SMILE, repeated"
+    assert (repeated[1]["attack"]["samples"], repeated[1]["attack"]["max_queries"]) == (8, 64)
+
+
+def test_an_attack_without_a_variant_leaves_it_to_mirror():
+    cases = adaptive({"name": "kedmi", "steps": 30}, "decoys")
+    assert "MIRROR, subtract" in cases
+    assert cases["MIRROR, subtract"]["prior"]["name"] == "students"
+    assert cases["MIRROR, subtract"]["prior"]["base"]["weights"] == "styles32"
+
+
 @pytest.mark.parametrize(
     "tables",
     [[], [{"attack": {"name": "gmi"}}], [{"case": "GMI"}], [{"case": "x", "attack": {}, "y": 1}]],

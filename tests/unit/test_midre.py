@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from frostglass.core.errors import ConfigError
+from frostglass.data._augment import IMAGENET_MEAN
 from frostglass.defenses.base import TrainingSize
-from frostglass.defenses.training.midre import IMAGENET_MEAN, Midre
+from frostglass.defenses.training.midre import Midre
 from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
 from worlds import NoWork, rng, split, target

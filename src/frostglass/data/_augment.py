@@ -1,6 +1,7 @@
 """Random augmentation of images: mirrored, moved, cropped, recoloured, covered in part."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in
 DRAWS = 9  # uniform numbers that `viewed` takes for each image
 SMALLEST = 1e-9  # least range of a pixel with a hue; the least of 8 bits is 1 / 255
 CROP_DRAWS = 5  # uniform numbers that `cropped` takes for each image
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
 
 @dataclass(frozen=True)
@@ -286,13 +288,34 @@ def hue_turned(images: Tensor, turn: Tensor) -> Tensor:
     return (top[:, None] - spread[:, None] * fall).clamp(0, 1)
 
 
+def covering(share: Tensor, places: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+    """Return boxes (N, 4) of a share of the area each, of an image's proportions, inside it.
+
+    `share` (N,) and the two `places` (N,), top and left, are numbers in [0, 1); `size` is the
+    images' height and width. A box leaves at least one row and column.
+    """
+    corners, lengths = [], []
+    for side, place in zip(size, places, strict=True):
+        length = (share.sqrt() * side).round().long().clamp(1, max(1, side - 1))
+        corners.append((place * (side - length + 1)).long())
+        lengths.append(length)
+    return torch.stack([*corners, *lengths], 1)
+
+
+def mean_colour(channels: int) -> tuple[float, ...]:
+    """Return ImageNet's mean colour, or its luma for images without colours."""
+    if channels == len(IMAGENET_MEAN):
+        return IMAGENET_MEAN
+    return (sum(part * value for part, value in zip(LUMA, IMAGENET_MEAN, strict=True)),)
+
+
 def covered(images: Tensor, boxes: Tensor, fill: tuple[float, ...]) -> Tensor:
     """Fill a box of each image with one colour; `boxes` (N, 4) are top, left, height and width.
 
     Boxes may lie partly outside.
     """
     top, left, high, wide = boxes[..., None].unbind(1)
-    rows, columns = (torch.arange(length) for length in images.shape[2:])
+    rows, columns = (torch.arange(length, device=boxes.device) for length in images.shape[2:])
     down = (rows >= top) & (rows < top + high)
     across = (columns >= left) & (columns < left + wide)
     colour = images.new_tensor(fill).view(1, -1, 1, 1)

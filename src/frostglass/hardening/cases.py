@@ -37,19 +37,24 @@ def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
 
     An adaptive attack is a variant of the config's attack, or of MIRROR where the config's has no
     such variant, or an attack of its own, which takes that attack as its base if it wraps one.
-    An attack that subtracts students gets some that imitate the target.
+    An attack that needs students gets some that imitate the target.
     """
     mirror = _mirror(exp)
+    searches: list[tuple[Attack, Case]] = [(exp.attack, {}), (mirror, _styles(exp))]
     base, prior = (exp.attack, {}) if isinstance(exp.attack, Descent) else (mirror, _styles(exp))
     cases = [_case(exp.attack.display_title, exp.attack, {})]
     if exp.attack.name != mirror.name:
         cases.append(_case(mirror.display_title, mirror, _styles(exp)))
     for name in dict.fromkeys(each for one in names for each in defenses.get(one).adaptive):
-        if name in base.variants:
-            changed = type(base)(**{**asdict(base), **base.variants[name][1]})
-            imitated = isinstance(changed, AugmentedDescent) and changed.subtract
-            own = _students(exp, prior) if imitated else prior
-            cases.append(_case(f"{base.display_title}, {name}", changed, own))
+        varied = next((each for each in searches if name in each[0].variants), None)
+        if varied:
+            attack, own = varied
+            changed = type(attack)(**{**vars(attack), **attack.variants[name][1]})
+            if isinstance(changed, AugmentedDescent) and (changed.students or changed.subtract):
+                own = _students(exp, own)
+            cases.append(_case(f"{attack.display_title}, {name}", changed, own))
+        elif name not in attacks.names():
+            continue  # it is for attackers who see answers alone, and this one has the weights
         elif issubclass(attacks.get(name), WrappedAttack):
             kind = attacks.get(name)
             rounds = {"rounds": ROUNDS} if issubclass(kind, ChainedAttack) else {}

@@ -26,13 +26,15 @@ BLACK_BOX, WHITE_BOX = "black box", "white box"
 
 
 def _adapts(attack: Mapping[str, Any]) -> bool:
-    """Does it average noise, bypass saturation, undo pruning, subtract students, or know decoys?"""
+    """Does it work around what a defense does to gradients, answers, images or crowds?"""
     samples, subtract = attack.get("samples"), attack.get("subtract")
     own = {name for each in defenses.names() for name in defenses.get(each).adaptive}
     return (
         (isinstance(samples, int) and samples > 1)
         or (isinstance(subtract, float) and subtract > 0)
         or attack.get("straight_through") is True
+        or attack.get("alone") is True
+        or bool(attack.get("erase"))
         or attack.get("loss") == "aim"
         or attack.get("gap") == "channels"
         or attack.get("unit_channels") is True

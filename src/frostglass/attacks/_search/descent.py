@@ -140,6 +140,11 @@ class Descent(ModelAttack):
         return 1
 
     @property
+    def asks(self) -> bool:
+        """Whether a step shows its images to the target."""
+        return True
+
+    @property
     def rows(self) -> int:
         return max(1, self.batch // self.looks)
 
@@ -151,7 +156,7 @@ class Descent(ModelAttack):
     def search_effort(self) -> tuple[str, int]:
         each = self.looks * self.views * self.samples
         words = f"{self.steps:,} steps" + (f" of {each} images" if each > 1 else "")
-        return words, self.steps * each
+        return words, self.steps * each * self.asks
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         # Two steps, so that optimisers have allocated their memory.

@@ -22,7 +22,7 @@ from frostglass.attacks._search.start import Bonus
 from frostglass.attacks.base import Attack, Surface, View
 from frostglass.core.assets import Asset, Assets
 from frostglass.core.errors import ConfigError
-from frostglass.core.method import AuditSize, Budget
+from frostglass.core.method import AuditSize, Budget, Variants
 from frostglass.core.objective import margin
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -34,6 +34,16 @@ from frostglass.store.files import Checkpoint, Work
 
 # From images and the numbers of their rows in a search to a further loss, one value per image.
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+# What an attacker who knows of a defense of answers would change.
+REPEATED: Variants = {
+    "repeated": (
+        "for SSD: each answer is averaged over eight queries, which are counted; an attacker gets "
+        "other draws by changing an image invisibly",
+        {"samples": 8},
+    ),
+}
 
 
 def as_latents(state: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
@@ -207,6 +217,8 @@ class QueryAttack(ModelAttack):
     candidates: AtLeastOne = 1
     keep: AtLeastOne = 1
     batch: AtLeastOne = 256
+
+    variants: ClassVar[Variants] = REPEATED
 
 
 def _misfits(view: ModelView, prior: Prior) -> list[str]:

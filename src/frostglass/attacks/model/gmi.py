@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import SUBTRACT, AugmentedDescent
+from frostglass.attacks._search.augmented import NEWER, SUBTRACT, AugmentedDescent
 from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED, brief_pool
 from frostglass.attacks._search.fields import Count
 from frostglass.attacks._search.query_budget import scaled_down
@@ -46,7 +46,7 @@ class Gmi(AugmentedDescent):
     """
 
     title = "GMI"
-    variants: ClassVar[Variants] = {**PUBLISHED, **ADAPTIVE, **SUBTRACT}
+    variants: ClassVar[Variants] = {**PUBLISHED, **ADAPTIVE, **NEWER, **SUBTRACT}
 
     optimizer: OptimizerName = "nesterov"
     clamp: Annotated[float, Field(ge=0)] = 1.0

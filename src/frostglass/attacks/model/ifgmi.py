@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
+from frostglass.attacks._search.augmented import LOMMA, NEWER, SUBTRACT
 from frostglass.attacks._search.ball import project_l1
 from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -137,7 +137,7 @@ class Ifgmi(Ppa):
     """
 
     title = "IF-GMI"
-    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE, **NEWER}
 
     candidates: AtLeastOne = 50
     trials: Count = 0
@@ -173,7 +173,8 @@ class Ifgmi(Ppa):
         if self.samples > 1:
             words += f" of {self.samples} images"
         words += f" + {trials} trials" if trials else ""
-        return f"({words})" if "+" in words else words, (sum(steps) + trials) * self.samples
+        images = (sum(steps) * self.asks + trials) * self.samples
+        return f"({words})" if "+" in words else words, images
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         block_steps = tuple(min(1, steps) for steps in self.block_steps)

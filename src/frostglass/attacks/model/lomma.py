@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import AugmentedDescent
+from frostglass.attacks._search.augmented import NEWER, AugmentedDescent
 from frostglass.attacks._search.descent import ADAPTIVE, ALL_STEPS, PUBLISHED
 from frostglass.attacks._search.families import Diagonal, Family
 from frostglass.attacks._search.fields import AtLeastOne, Count, Weight
@@ -64,6 +64,7 @@ class Lomma(AugmentedDescent):
             {"loss": "ce", "regulariser": "off", **ALL_STEPS},
         ),
         **ADAPTIVE,
+        **NEWER,
     }
 
     on: Literal["gmi", "kedmi"] = "gmi"

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
+from frostglass.attacks._search.augmented import LOMMA, NEWER, SUBTRACT
 from frostglass.attacks._search.box import Box
 from frostglass.attacks._search.descent import ADAPTIVE, PUBLISHED
 from frostglass.attacks._search.families import BoundedPoint, Family
@@ -70,7 +70,7 @@ class Mirror(StyleDescent):
     """
 
     title = "MIRROR"
-    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE}
+    variants: ClassVar[Variants] = {**PUBLISHED, **LOMMA, **SUBTRACT, **ADAPTIVE, **NEWER}
 
     weight: Weight = 10.0
     lr: Annotated[float, Field(gt=0)] = 0.25

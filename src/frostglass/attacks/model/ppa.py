@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from frostglass.attacks._search.augmented import LOMMA, SUBTRACT
+from frostglass.attacks._search.augmented import LOMMA, NEWER, SUBTRACT
 from frostglass.attacks._search.descent import ADAPTIVE, ALL_STEPS, PUBLISHED, Beta
 from frostglass.attacks._search.families import Family, Point
 from frostglass.attacks._search.fields import AtLeastOne, Count
@@ -86,6 +86,7 @@ class Ppa(StyleDescent):
         **LOMMA,
         **SUBTRACT,
         **ADAPTIVE,
+        **NEWER,
     }
 
     loss: LossName = "poincare"

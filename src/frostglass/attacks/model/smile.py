@@ -19,7 +19,7 @@ from frostglass.attacks._search.evolution import (
 from frostglass.attacks._search.fields import AtLeastOne, Count, Positive, Share
 from frostglass.attacks._search.query_budget import scaled_down
 from frostglass.attacks._search.row_rng import RowRng
-from frostglass.attacks._search.runner import QueryAttack, Recipe, run_padded
+from frostglass.attacks._search.runner import REPEATED, QueryAttack, Recipe, run_padded
 from frostglass.attacks._search.search import (
     CONVINCED,
     OptimizerSettings,
@@ -88,6 +88,7 @@ class Smile(QueryAttack):
     title = "SMILE"
     variants: ClassVar[Variants] = {
         **PUBLISHED,
+        **REPEATED,
         "sep_cma": ("an evolution strategy that learns a scale for each number", {
             "strategy": "sep_cma", "sigma": 0.3,
         }),

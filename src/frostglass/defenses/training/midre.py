@@ -8,11 +8,9 @@ from pydantic import Field
 
 from frostglass.core.parameters import parameters
 from frostglass.core.types import Shape, Target
-from frostglass.data._augment import LUMA, Changes
+from frostglass.data._augment import Changes, covering, mean_colour
 from frostglass.defenses.base import Defense, TrainingSize, defenses
 from frostglass.defenses.strengths import Range, Real
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
 
 
 @defenses.register
@@ -48,6 +46,7 @@ class Midre(Defense):
 
     title = "MIDRE"
     disabled: ClassVar = {"low": 0.0, "high": 0.0}
+    adaptive: ClassVar = ("erased",)
     takes_attributes = True
 
     def __post_init__(self) -> None:
@@ -72,21 +71,9 @@ class Midre(Defense):
     def changes(self, count: int, image_shape: Shape, rng: torch.Generator) -> Changes | None:
         if not self.high:
             return None
-        channels, *sides = image_shape
+        channels, *size = image_shape
         share = self.low + (self.high - self.low) * torch.rand(count, generator=rng)
-        lengths, places = [], []
-        for side in sides:
-            length = (share.sqrt() * side).round().long().clamp(1, max(1, side - 1))
-            room = side - length + 1
-            lengths.append(length)
-            places.append((torch.rand(count, generator=rng) * room).long())
+        places = [torch.rand(count, generator=rng) for _ in size]
         return Changes(
-            covered=torch.stack([*places, *lengths], 1), fill=self.fill or _mean_colour(channels)
+            covered=covering(share, places, size), fill=self.fill or mean_colour(channels)
         )
-
-
-def _mean_colour(channels: int) -> tuple[float, ...]:
-    """Return ImageNet's mean, or its grey for images without colours."""
-    if channels == len(IMAGENET_MEAN):
-        return IMAGENET_MEAN
-    return (sum(part * value for part, value in zip(LUMA, IMAGENET_MEAN, strict=True)),)

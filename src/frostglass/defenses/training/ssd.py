@@ -108,6 +108,7 @@ class Ssd(Defense):
 
     title = "SSD"
     disabled: ClassVar = {"distortion": 0.0}
+    adaptive: ClassVar = ("repeated",)
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:

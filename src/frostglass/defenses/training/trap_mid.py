@@ -58,6 +58,7 @@ class TrapMid(Defense):
 
     title = "Trap-MID"
     disabled: ClassVar = {"beta": 0.0}
+    adaptive: ClassVar = ("students",)
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
