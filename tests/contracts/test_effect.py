@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from frostglass.attacks import attacks, invert, prior_only
+from frostglass.attacks import Gmi, attacks, invert, prior_only
 from frostglass.auditing.private_facts import attribute_of_people
 from frostglass.core.assets import Assets, KnownAttribute
 from frostglass.data._splits import make_split, public_people
@@ -185,6 +185,13 @@ def test_prior_only_draws_are_recognised_no_more_than_by_chance(world):
             assert rows.score(name).value < 0.3
 
 
+def with_students(world, **settings):
+    """Return the embedded prior with a student of the target."""
+    students = Students(students=STUDENT, epochs=2, batch=32, lr=0.05, **settings)
+    view = world.target.view(["gradients"])
+    return students.train(world.split.public, view, base=world.prior, work=NoWork())
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -199,10 +206,7 @@ def test_an_attack_breaks_an_undefended_model(world, name):
         world.styles if name in STYLED else world.prior,
     )
     if name == "lomma":
-        taught = Students(students=STUDENT, statistics=200, epochs=2, batch=32, lr=0.05)
-        prior = taught.train(
-            world.split.public, world.target.view(["gradients"]), base=prior, work=NoWork()
-        )
+        prior = with_students(world, statistics=200)
     if name == "lokt":
         base = {"name": "tacgan", **LOKT_GAN}
         taught = Surrogates(base=base, students=STUDENT, epochs=4, batch=32, lr=0.05, per_class=60)
@@ -213,6 +217,22 @@ def test_an_attack_breaks_an_undefended_model(world, name):
         prior = taught.train(world.split.public, view, base=prior, work=NoWork())
     lifts, sure = lift(world, attack, prior)
     assert sure > SURE
+    assert min(lifts) >= LEAST
+
+
+def test_an_attack_on_erased_images_breaks_it(world):
+    lifts, sure = lift(world, Gmi(**CASES["gmi"], erase=0.4), world.prior)
+    assert sure > SURE
+    assert min(lifts) >= LEAST
+
+
+@pytest.mark.slow
+def test_students_alone_break_it(world):
+    """The search never asks the target, which is therefore less sure of its images."""
+    prior = with_students(world, statistics=0, draws=2000)
+    attack = Gmi(**CASES["gmi"], students=True, alone=True)
+    lifts, sure = lift(world, attack, prior)
+    assert sure > 0.5
     assert min(lifts) >= LEAST
 
 
