@@ -20,6 +20,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.parameters import parameters
 from frostglass.networks.decoder import build_decoder
 from frostglass.plan import memory
+from frostglass.plan.brief import Call
 from frostglass.plan.estimate import dry_run, estimate
 from frostglass.plan.ledger import MIB
 from frostglass.plan.time import Machine
@@ -446,3 +447,28 @@ def test_experiments_of_the_same_structure_are_dry_run_once(tmp_path, monkeypatc
     once = len(made)
     costs_of(tmp_path, grid={"seed": [0, 1, 2], "defenses": [[], [{"name": "label_smoothing"}]]})
     assert len(made) == 2 * once
+
+
+PUBLIC = {"public_identities": 300, "public_images": 5}
+WIDE = {"model": "cnn", "options": {"width": 32}}  # its work counts for more than its calls
+TAUGHT = {"name": "students", "base": WGAN, "students": [WIDE], "statistics": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        (
+            SPLIT_MODEL | {"attack": {"name": "decoder", "epochs": 8, "width": 32}},
+            "pretrain",
+        ),
+        (TINY | {"prior": {**TAUGHT, "epochs": 8}}, "prior"),
+    ],
+    ids=["decoder", "students"],
+)
+def test_what_is_asked_once_is_not_scaled_with_the_epochs(tmp_path, monkeypatch, values, step):
+    """Public images are shown to the network once, and learned from in each epoch."""
+    values = values | {"data": {**values["data"], **PUBLIC}}
+    estimated = seconds_of(estimate(experiments(values), Store(tmp_path / "store")), step)
+    monkeypatch.setattr(Call, "brief", lambda self, times=1: self)  # nothing is left out
+    whole = seconds_of(estimate(experiments(values), Store(tmp_path / "whole")), step)
+    assert estimated == pytest.approx(whole, rel=0.1)

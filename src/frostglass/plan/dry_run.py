@@ -21,12 +21,22 @@ from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.base import Attack
 from frostglass.attacks.features.base import spread_evenly
 from frostglass.auditing.products import FeatureExposure, ImageBatch, Released
-from frostglass.auditing.steps import ATTACK, CUT, SCORES, SPLIT, TARGET, VERIFIER
+from frostglass.auditing.steps import (
+    ATTACK,
+    CUT,
+    PRETRAIN,
+    PRIOR,
+    SCORES,
+    SPLIT,
+    TARGET,
+    VERIFIER,
+)
 from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
 from frostglass.core.method import Method
 from frostglass.core.types import Reconstructions, Split, Target
 from frostglass.models.base import MODEL_ERRORS, first_line, probe
+from frostglass.models.cut import halves
 from frostglass.plan.brief import BATCH, Call, blank_split
 from frostglass.plan.ledger import META, Cost, Ledger
 from frostglass.plan.time import Machine
@@ -233,29 +243,48 @@ class DryRunStore(Store):
         """
         full = Call(task.config, task.inputs)
         brief = full.brief()
-        product, cost, looped = self._run(task, brief)
-        memory, work = cost.memory, full.budget().description
+        product, once, looped = self._run(task, brief)
+        memory, work = once.memory, full.budget().description
         if isinstance(full.config, Training):
             images = full.trained / max(1, brief.trained)
             epochs = full.config.epochs / brief.config.epochs
-            cost = Cost().plus(looped, epochs * images).plus(cost.plus(looped, -1.0), images)
+            cost = Cost().plus(looped, epochs * images).plus(once.plus(looped, -1.0), images)
         elif not brief.images:
             ratio = 1.0 if isinstance(full.config, Method) else full.count / brief.count
-            work, cost = work or _simple_work(task, full), Cost().plus(cost, ratio)
-        elif (full.fixed > FIXED * full.images or (full.uses_public and cost.calls < DEEP)) and (
+            work, cost = work or _simple_work(task, full), Cost().plus(once, ratio)
+        elif (full.fixed > FIXED * full.images or (full.uses_public and once.calls < DEEP)) and (
             larger := full.brief(2)
         ).images > brief.images:
             _, twice, _ = self._run(task, larger)
             memory = twice.memory + _cached(full, brief, larger, twice.memory - memory)
-            cost = _separated(full, brief, larger, cost, twice)
+            cost = _separated(full, brief, larger, once, twice)
         else:
-            cost = Cost().plus(cost, full.images / brief.images)
+            cost = Cost().plus(once, full.images / brief.images)
+        if task.step in (PRIOR, PRETRAIN) and brief.budget().evaluations and brief.budget().trained:
+            cost = self._learned(task, full, brief, once, looped)
         with self._ledger.measure() as whole:
             product = full.full_size(product)
             if task.step is ATTACK and not isinstance(full.config, ModelAttack):
                 # Only attacks on models write their images to a file, part by part.
                 self._ledger.charge(2 * 4 * math.prod(product.images.shape))
         return Measured(product, work, replace(cost, memory=max(memory, whole.memory)))
+
+    def _learned(self, task: Task[Any], full: Call, brief: Call, once: Cost, looped: Cost) -> Cost:
+        """Scale the cost of a step that asks the attacked network and learns from its answers.
+
+        Images are asked once, and learned from in each epoch: a brief copy with one epoch has
+        another share of both. What comes after the last epoch is done once too.
+        """
+        view = task.inputs.get("view")
+        module = view.module if view else halves(task.inputs["target"]).encoder
+        shape = (view or task.inputs["target"]).image_shape
+        with self._ledger.measure() as answers:
+            probe(module, torch.empty(BATCH, *shape, device=META))
+        short, whole = brief.budget(), full.budget()
+        asked = Cost().plus(answers, short.evaluations / BATCH)
+        again, learning = once.plus(looped, -1.0).plus(asked, 1.0), looped.plus(asked, -1.0)
+        cost = Cost().plus(again, whole.evaluations / short.evaluations)
+        return cost.plus(learning, whole.trained / short.trained)
 
     def _run(self, task: Task[Any], call: Call) -> tuple[Any, Cost, Cost]:
         """Return the product, the cost, and the cost until the last reported progress."""
