@@ -97,11 +97,11 @@ def test_the_regulariser_asks_the_target_although_students_are_alone():
     assert not replace(attack, regulariser="off").asks
     usual = replace(attack, alone=False).budget(AuditSize(people=3))
     assert attack.budget(AuditSize(people=3)).evaluations == usual.evaluations
-    images = {
-        asks: Ifgmi(students=True, alone=not asks, block_steps=(4, 3), trials=2).search_effort[1]
-        for asks in (True, False)
-    }
-    assert images == {True: 50 + 7 + 2, False: 2}
+    staged = Ifgmi(students=True, block_steps=(4, 3), trials=2)
+    assert staged.search_effort[1] == 50 + 7 + 2
+    words, images = replace(staged, alone=True).search_effort
+    assert images == 2  # the trials
+    assert words == "(50 + 4 + 3 steps on students + 2 trials)"
 
 
 # Erased images: for MIDRE

@@ -169,7 +169,7 @@ class Ifgmi(Ppa):
     def search_effort(self) -> tuple[str, int]:
         steps = (self.steps, *self.block_steps)
         trials = self.trials * (len(steps) if self.stage == "confident" else 1)
-        words = f"{' + '.join(map(str, steps))} steps"
+        words = f"{' + '.join(map(str, steps))} steps" + " on students" * self.alone
         if self.samples > 1:
             words += f" of {self.samples} images"
         words += f" + {trials} trials" if trials else ""

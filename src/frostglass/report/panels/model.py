@@ -317,9 +317,10 @@ def _controls(study: Study) -> parts.Section:
         parts.Heading("Kinds of attack tried"),
         parts.Note(
             "A defense can hide its gradients from one loss and still leak to another. Each model "
-            "should face every kind. An adaptive attack knows the defense: it averages over noise, "
-            "passes gradients through saturated layers, or aims at the confidence that CALoR "
-            "trains for."
+            "should face every kind. An adaptive attack knows the defense: it averages over noise "
+            "or changed answers, passes gradients through saturated layers, aims at the "
+            "confidence that CALoR trains for, erases what MIDRE erases, or leaves the search to "
+            "networks that never saw a trapdoor."
         ),
         common.kinds_table(study),
         *(
