@@ -139,8 +139,8 @@ def test_erasing_changes_a_search_and_never_by_who_else_is_searched(name):
         attack = replace(attack, regulariser="off")
     erased = replace(attack, erase=0.4)
     together, alone = run(erased), run(erased, people=(1,))
-    assert torch.equal(together.latents[1], alone.latents[0])
-    assert not torch.equal(together.latents, run(attack).latents)
+    torch.testing.assert_close(together.latents[1], alone.latents[0], rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(together.latents, run(attack).latents, rtol=1e-2, atol=1e-2)
     assert together.queries == run(attack).queries
     size = AuditSize(people=3)
     assert erased.budget(size) == attack.budget(size)
