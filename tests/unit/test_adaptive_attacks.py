@@ -104,6 +104,36 @@ def test_the_regulariser_asks_the_target_although_students_are_alone():
     assert words == "(50 + 4 + 3 steps on students + 2 trials)"
 
 
+def test_steps_that_ask_nothing_are_free():
+    alone = Gmi.variant("students", steps=1500, pool=3000, candidates=3, keep=1)
+    assert alone.within(200, 10).steps == 1500
+    assert alone.within(200, 10).pool < 3000
+    assert Gmi(steps=1500, pool=3000, candidates=3, keep=1).within(400, 10).steps < 150
+    staged = Ifgmi.variant("students", candidates=2, keep=1, pool=3000, trials=20)
+    assert staged.within(300, 10).block_steps == staged.block_steps
+
+
+def test_what_students_see_is_announced_once_for_each_search():
+    size = AuditSize(people=10, classes=10)
+    for samples in (1, 8):  # an average over passes of the target
+        attack = Gmi.variant("students", steps=50, candidates=2, keep=1, samples=samples)
+        assert attack.budget(size).trained == 10 * 2 * 50
+    base = {"name": "gmi", "variant": "students", "steps": 50}
+    chain = attacks.build({"name": "repel", "base": base, "rounds": 2, "searches": 3})
+    plain = attacks.build({"name": "repel", "base": {"name": "gmi", "steps": 50}, "rounds": 2})
+    assert chain.budget(size).trained == plain.budget(size).evaluations == 10 * 2 * 3 * 50
+    assert chain.budget(size).evaluations == plain.budget(size).trained == 0
+    tuned = attacks.build({"name": "ppdgmi", "base": base, "searches": 5, "points": 2})
+    other = attacks.build({"name": "ppdgmi", "base": {"name": "gmi"}, "searches": 5, "points": 2})
+    assert tuned.budget(size).trained - other.budget(size).trained == 10 * 2 * 5 * 50
+
+
+def test_one_variant_sets_back_what_another_one_sets():
+    for first, second in (("students", "subtract"), ("subtract", "students")):
+        both = Gmi(**{**vars(Gmi.variant(first)), **Gmi.variants[second][1]})
+        assert both == Gmi.variant(second)
+
+
 # Erased images: for MIDRE
 
 

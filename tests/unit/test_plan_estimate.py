@@ -451,6 +451,7 @@ def test_experiments_of_the_same_structure_are_dry_run_once(tmp_path, monkeypatc
 
 PUBLIC = {"public_identities": 300, "public_images": 5}
 WIDE = {"model": "cnn", "options": {"width": 32}}  # its work counts for more than its calls
+STYLES = {"name": "pretrained", "weights": "styles32"}
 TAUGHT = {"name": "students", "base": WGAN, "students": [WIDE], "statistics": 0}
 
 
@@ -462,11 +463,28 @@ TAUGHT = {"name": "students", "base": WGAN, "students": [WIDE], "statistics": 0}
             "pretrain",
         ),
         (TINY | {"prior": {**TAUGHT, "epochs": 8}}, "prior"),
+        (
+            TINY
+            | {
+                "target": {**TINY["target"], "model": "resnet34", "options": {}},
+                "prior": {**TAUGHT, "students": [{"model": "cnn"}], "epochs": 8},
+            },
+            "prior",
+        ),
+        (
+            TINY
+            | {
+                "data": {**TINY["data"], "size": 32},
+                "prior": {"name": "experts", "base": STYLES, "students": [WIDE], "epochs": 8},
+                "attack": {"name": "smile"},
+            },
+            "prior",
+        ),
     ],
-    ids=["decoder", "students"],
+    ids=["decoder", "students", "deep target", "draws of a StyleGAN2"],
 )
 def test_what_is_asked_once_is_not_scaled_with_the_epochs(tmp_path, monkeypatch, values, step):
-    """Public images are shown to the network once, and learned from in each epoch."""
+    """Images are drawn and shown to the network once, and learned from in each epoch."""
     values = values | {"data": {**values["data"], **PUBLIC}}
     estimated = seconds_of(estimate(experiments(values), Store(tmp_path / "store")), step)
     monkeypatch.setattr(Call, "brief", lambda self, times=1: self)  # nothing is left out

@@ -49,7 +49,7 @@ def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
         varied = next((each for each in searches if name in each[0].variants), None)
         if varied:
             attack, own = varied
-            changed = type(attack)(**{**vars(attack), **attack.variants[name][1]})
+            changed = _varied(attack, name)
             if isinstance(changed, AugmentedDescent) and (changed.students or changed.subtract):
                 own = _students(exp, own)
             cases.append(_case(f"{attack.display_title}, {name}", changed, own))
@@ -135,6 +135,16 @@ def _resized(attack: Attack, like: Attack) -> Attack:
             patience=like.patience,
         )
     return attack
+
+
+def _varied(attack: Attack, name: str) -> Attack:
+    """Return a variant of an attack with its other settings."""
+    try:
+        return type(attack)(**{**vars(attack), **attack.variants[name][1]})
+    except ConfigError as error:
+        raise ConfigError(
+            f"attack: its variant {name!r} knows a defense that is tuned: {error}"
+        ) from error
 
 
 def _searching(base: Attack) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from frostglass.core.errors import FrostglassError
 from frostglass.core.method import Method
 from frostglass.core.types import Reconstructions, Split, Target
 from frostglass.models.base import MODEL_ERRORS, first_line, probe
-from frostglass.models.cut import halves
 from frostglass.plan.brief import BATCH, Call, blank_split
 from frostglass.plan.ledger import META, Cost, Ledger
 from frostglass.plan.time import Machine
@@ -61,6 +60,7 @@ class DryRunWork(Work):
 
     def __init__(self, ledger: Ledger):
         super().__init__(Path())
+        self.begun: Cost | None = None  # cost when a training began, if it reports that
         self.looped: Cost | None = None  # cost at the last reported progress
         self._ledger = ledger
         self._saved: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
@@ -95,6 +95,8 @@ class DryRunWork(Work):
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         self.looped = replace(self._ledger.cost)
+        if not done and self.begun is None:
+            self.begun = self.looped
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ class DryRunStore(Store):
         """
         full = Call(task.config, task.inputs)
         brief = full.brief()
-        product, once, looped = self._run(task, brief)
+        product, once, reported = self._run(task, brief)
+        looped = reported.looped or once
         memory, work = once.memory, full.budget().description
         if isinstance(full.config, Training):
             images = full.trained / max(1, brief.trained)
@@ -260,8 +263,8 @@ class DryRunStore(Store):
             cost = _separated(full, brief, larger, once, twice)
         else:
             cost = Cost().plus(once, full.images / brief.images)
-        if task.step in (PRIOR, PRETRAIN) and brief.budget().evaluations and brief.budget().trained:
-            cost = self._learned(task, full, brief, once, looped)
+        if task.step in (PRIOR, PRETRAIN) and reported.begun:
+            cost = _learned(full, brief, once, reported.begun, looped)
         with self._ledger.measure() as whole:
             product = full.full_size(product)
             if task.step is ATTACK and not isinstance(full.config, ModelAttack):
@@ -269,29 +272,24 @@ class DryRunStore(Store):
                 self._ledger.charge(2 * 4 * math.prod(product.images.shape))
         return Measured(product, work, replace(cost, memory=max(memory, whole.memory)))
 
-    def _learned(self, task: Task[Any], full: Call, brief: Call, once: Cost, looped: Cost) -> Cost:
-        """Scale the cost of a step that asks the attacked network and learns from its answers.
-
-        Images are asked once, and learned from in each epoch: a brief copy with one epoch has
-        another share of both. What comes after the last epoch is done once too.
-        """
-        view = task.inputs.get("view")
-        module = view.module if view else halves(task.inputs["target"]).encoder
-        shape = (view or task.inputs["target"]).image_shape
-        with self._ledger.measure() as answers:
-            probe(module, torch.empty(BATCH, *shape, device=META))
-        short, whole = brief.budget(), full.budget()
-        asked = Cost().plus(answers, short.evaluations / BATCH)
-        again, learning = once.plus(looped, -1.0).plus(asked, 1.0), looped.plus(asked, -1.0)
-        cost = Cost().plus(again, whole.evaluations / short.evaluations)
-        return cost.plus(learning, whole.trained / short.trained)
-
-    def _run(self, task: Task[Any], call: Call) -> tuple[Any, Cost, Cost]:
-        """Return the product, the cost, and the cost until the last reported progress."""
+    def _run(self, task: Task[Any], call: Call) -> tuple[Any, Cost, DryRunWork]:
+        """Return the product, the cost, and what was reported meanwhile."""
         work = DryRunWork(self._ledger)
         with self._ledger.measure() as cost:
             product = task.step.make(call.config, seed=0, work=work, device=META, **call.inputs)
-        return product, cost, work.looped or cost
+        return product, cost, work
+
+
+def _learned(full: Call, brief: Call, once: Cost, begun: Cost, looped: Cost) -> Cost:
+    """Scale the cost of a step that asks the attacked network and learns from its answers.
+
+    Images are asked once, before a training begins, and learned from in each epoch: a brief copy
+    with one epoch has another share of both. What comes after the last epoch is done once too.
+    """
+    short, whole = brief.budget(), full.budget()
+    learning = looped.plus(begun, -1.0)
+    cost = Cost().plus(once.plus(learning, -1.0), whole.evaluations / short.evaluations)
+    return cost.plus(learning, whole.trained / short.trained)
 
 
 def _simple_work(task: Task[Any], call: Call) -> str:

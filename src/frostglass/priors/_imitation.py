@@ -227,6 +227,7 @@ class ImitatingPrior(PriorMethod):
         with frozen(view.module):
             lessons = self.lessons(task, view, base)
         facts = []
+        task.work.progress(0, len(students) * self.epochs, "answers are known")
         for number, student in enumerate(students):
             student.to(task.device)
             with fast_training(student, base.image_shape):

@@ -285,7 +285,7 @@ class Work:
         self.sheets = f", samples in {file}"
 
     def progress(self, done: int, total: int, note: str = "") -> None:
-        """Report that `done` of `total` units of work are done."""
+        """Report that `done` of `total` units of work are done; 0 when a training begins."""
         if self.on_progress:
             self.on_progress(done, total, note)
 

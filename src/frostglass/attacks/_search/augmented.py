@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -13,7 +12,7 @@ from frostglass.attacks._search.descent import Descent, confidence
 from frostglass.attacks._search.fields import Weight
 from frostglass.attacks._search.row_rng import RowRng
 from frostglass.attacks._search.start import Bonus
-from frostglass.core.method import AuditSize, Budget, Variants
+from frostglass.core.method import Variants
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -31,7 +30,13 @@ NEWER: Variants = {
     "students": (
         "for Trap-MID: students decide alone, which learned the target's answers on images without "
         'triggers; set prior.name = "students" with prior.draws',
-        {"loss": "margin", "students": True, "alone": True, "regulariser": "off"},
+        {
+            "loss": "margin",
+            "students": True,
+            "alone": True,
+            "subtract": 0.0,
+            "regulariser": "off",
+        },
     ),
     "erased": (
         "for MIDRE: a random box of each image is erased at each step, as in its training",
@@ -42,7 +47,7 @@ SUBTRACT: Variants = {
     "subtract": (
         "for decoys: what the target calls y and its students do not; set prior.name = "
         '"students" with prior.draws',
-        {"loss": "margin", "subtract": 0.5},
+        {"loss": "margin", "subtract": 0.5, "students": False, "alone": False},
     ),
 }
 
@@ -129,14 +134,6 @@ class AugmentedDescent(Descent):
     def search_effort(self) -> tuple[str, int]:
         words, images = super().search_effort
         return f"{words} on students" if self.alone else words, images
-
-    def budget(self, size: AuditSize) -> Budget:
-        budget = super().budget(size)
-        if self.asks:
-            return budget
-        _, images = replace(self, alone=False).search_effort  # what students see instead
-        shown = size.people * self.candidates * (images - self.search_effort[1])
-        return Budget(budget.description, budget.evaluations, budget.trained + shown)
 
     def class_loss(
         self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng

@@ -80,6 +80,10 @@ class ChainedAttack(GroupedAttack):
         words = f"{self.rounds} rounds of {self.searches} × {words}"
         return words, images * self.rounds * self.searches
 
+    @property
+    def surrogate_images(self) -> int:
+        return self.rounds * self.searches * self.base_attack.surrogate_images
+
     def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
         base, prior = self.base_attack.recipe(view, assets, seed=seed), assets.require_prior()
         given = self.prepare(view, assets, seed=seed)

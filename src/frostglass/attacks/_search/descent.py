@@ -153,17 +153,27 @@ class Descent(ModelAttack):
         return BATCH_MULTIPLE // math.gcd(BATCH_MULTIPLE, self.looks)
 
     @property
+    def all_steps(self) -> int:
+        """Steps of one search, all its stages together."""
+        return self.steps
+
+    @property
     def search_effort(self) -> tuple[str, int]:
         each = self.looks * self.views * self.samples
         words = f"{self.steps:,} steps" + (f" of {each} images" if each > 1 else "")
-        return words, self.steps * each * self.asks
+        return words, self.all_steps * each * self.asks
+
+    @property
+    def surrogate_images(self) -> int:
+        return 0 if self.asks else self.all_steps * self.looks * self.views
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         # Two steps, so that optimisers have allocated their memory.
         return {"steps": min(2, self.steps)}
 
     def scaled_counts(self, share: float) -> dict[str, Any]:
-        return {"steps": scaled_down(self.steps, share)}
+        # Steps that ask nothing are free.
+        return {"steps": scaled_down(self.steps, share)} if self.asks else {}
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)

@@ -137,6 +137,11 @@ class ModelAttack(Attack):
     def search_effort(self) -> tuple[str, int]:
         """What one search does, in words, and how many images it shows to the target at most."""
 
+    @property
+    def surrogate_images(self) -> int:
+        """Images that one search shows to the attacker's own networks instead of the target."""
+        return 0
+
     @abstractmethod
     def recipe(self, view: ModelView, assets: Assets, *, seed: int) -> Recipe:
         """Bind the attack to a view and to assets."""
@@ -156,6 +161,7 @@ class ModelAttack(Attack):
         return Budget(
             f"{size.people:,} people × {self.candidates:,} candidate{plural} × {words}{pool}",
             evaluations=size.people * self.candidates * images + self.start_images,
+            trained=size.people * self.candidates * self.surrogate_images,
         )
 
     def brief(self) -> Self:

@@ -103,6 +103,10 @@ class WrappedAttack(ModelAttack):
     def search_effort(self) -> tuple[str, int]:
         return self.base_attack.search_effort
 
+    @property
+    def surrogate_images(self) -> int:
+        return self.base_attack.surrogate_images
+
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         searches = candidates * self.searches_each // self.candidates
         return {"base": {**self.base, **self.base_attack.brief_counts(searches)}}

@@ -251,6 +251,7 @@ class TrainedAttack(FeatureAttack):
                 done, least, best = values["epoch"], values["error"], under_prefix("best", tensors)
             else:  # the network may already be better than after any epoch of this training
                 done, least, best = 0, _error(network, pairs, held_out), copy_weights(network)
+                ledger.progress(0, epochs, f"{name}: features are known")
             for epoch in range(done, epochs):
                 self._epoch(trainer, pairs, training, generator_for(seed, name, epoch))
                 error = _error(network, pairs, held_out)

@@ -166,6 +166,10 @@ class Ifgmi(Ppa):
         return False  # its stages have searches of their own
 
     @property
+    def all_steps(self) -> int:
+        return self.steps + sum(self.block_steps)
+
+    @property
     def search_effort(self) -> tuple[str, int]:
         steps = (self.steps, *self.block_steps)
         trials = self.trials * (len(steps) if self.stage == "confident" else 1)
@@ -173,7 +177,7 @@ class Ifgmi(Ppa):
         if self.samples > 1:
             words += f" of {self.samples} images"
         words += f" + {trials} trials" if trials else ""
-        images = (sum(steps) * self.asks + trials) * self.samples
+        images = (self.all_steps * self.asks + trials) * self.samples
         return f"({words})" if "+" in words else words, images
 
     def brief_counts(self, candidates: int) -> dict[str, Any]:
@@ -181,8 +185,10 @@ class Ifgmi(Ppa):
         return super().brief_counts(candidates) | {"block_steps": block_steps}
 
     def scaled_counts(self, share: float) -> dict[str, Any]:
-        block_steps = tuple(scaled_down(steps, share) for steps in self.block_steps)
-        return super().scaled_counts(share) | {"block_steps": block_steps}
+        scaled = super().scaled_counts(share)
+        if self.asks:
+            scaled["block_steps"] = tuple(scaled_down(steps, share) for steps in self.block_steps)
+        return scaled
 
     def prior_problems(self, prior: Prior) -> list[str]:
         problems = super().prior_problems(prior)

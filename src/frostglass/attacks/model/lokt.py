@@ -14,7 +14,7 @@ from frostglass.attacks.base import View, attacks
 from frostglass.attacks.model.plgmi import Plgmi
 from frostglass.core.assets import Assets
 from frostglass.core.errors import ConfigError
-from frostglass.core.method import AuditSize, Budget, Variants
+from frostglass.core.method import Variants
 from frostglass.core.objective import class_margins
 from frostglass.core.parameters import parameters
 from frostglass.core.prior import Prior
@@ -55,13 +55,12 @@ class Lokt(Plgmi):
         return ("labels",)
 
     @property
+    def asks(self) -> bool:
+        return False
+
+    @property
     def search_effort(self) -> tuple[str, int]:
         return f"{self.steps:,} steps on surrogates", 0
-
-    def budget(self, size: AuditSize) -> Budget:
-        budget = super().budget(size)
-        shown = size.people * self.candidates * self.steps * self.views
-        return Budget(budget.description, budget.evaluations, budget.trained + shown)
 
     def within(self, queries: int, people: int) -> NoReturn:
         raise ConfigError(

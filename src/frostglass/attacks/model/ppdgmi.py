@@ -154,6 +154,10 @@ class Ppdgmi(GroupedAttack):
         total = self.rounds * self.searches * images + (self.rounds - 1) * looks
         return f"{self.rounds} rounds of {self.searches} × {words}", total
 
+    @property
+    def surrogate_images(self) -> int:
+        return self.rounds * self.searches * self.base_attack.surrogate_images
+
     def brief_counts(self, candidates: int) -> dict[str, Any]:
         fewest = {"inversion": min(2, self.inversion), "tuning": min(2, self.tuning)}
         return super().brief_counts(candidates) | fewest
