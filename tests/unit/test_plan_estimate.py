@@ -490,3 +490,21 @@ def test_what_is_asked_once_is_not_scaled_with_the_epochs(tmp_path, monkeypatch,
     monkeypatch.setattr(Call, "brief", lambda self, times=1: self)  # nothing is left out
     whole = seconds_of(estimate(experiments(values), Store(tmp_path / "whole")), step)
     assert estimated == pytest.approx(whole, rel=0.1)
+
+
+def test_padding_of_a_few_searches_is_not_scaled_with_the_people(tmp_path):
+    """A dry run with two people would pad each of their queries to 16 images."""
+    experts = {"name": "experts", "base": STYLES, "students": [WIDE], "epochs": 1}
+    smile = {"name": "smile", "steps": 2}
+    many = TINY | {"data": {**TINY["data"], "identities": 16, "size": 32}, "prior": experts}
+    once, repeated = (
+        seconds_of(
+            estimate(
+                experiments(many | {"attack": {**smile, "samples": samples}}),
+                Store(tmp_path / str(samples)),
+            ),
+            "attack",
+        )
+        for samples in (1, 8)
+    )
+    assert repeated < 3 * once

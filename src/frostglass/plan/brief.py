@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frostglass.attacks._search.runner import ModelAttack
 from frostglass.attacks.base import Attack
 from frostglass.auditing.products import FeatureExposure, ImageBatch, Released
 from frostglass.core.assets import Assets
@@ -102,7 +103,7 @@ class Call:
         if isinstance(config, Attack):
             one = replace(self, config=config)
             rows = (one.budget(2).images - one.images) / self.count  # iterations × candidates
-            people = math.ceil(3 * batch / max(1, rows))
+            people = max(math.ceil(3 * batch / max(1, rows)), _unpadded(config))
         limits = Limits(times * people, times * images, self.size.images_per_person)
         inputs = {name: limits.cut(value, name) for name, value in self.inputs.items()}
         return Call(config, inputs)
@@ -153,6 +154,13 @@ class Call:
             queries=0,
             seconds=0.0,
         )
+
+
+def _unpadded(attack: Attack) -> int:
+    """Return the fewest people whose searches, run together, need no padding rows."""
+    if not isinstance(attack, ModelAttack):
+        return 1
+    return math.ceil(attack.batch_multiple / attack.candidates)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ class Smile(QueryAttack):
 
     @property
     def search_effort(self) -> tuple[str, int]:
-        words = f"{self.steps:,} steps on a surrogate and {self.max_queries:,} queries"
-        return words, self.max_queries * self.samples
+        queries = self.max_queries * self.samples
+        return f"{self.steps:,} steps on a surrogate and {queries:,} queries", queries
 
     def budget(self, size: AuditSize) -> Budget:
         budget = super().budget(size)
