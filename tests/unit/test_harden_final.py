@@ -288,6 +288,19 @@ def test_attackers_who_know_the_newer_defenses():
     assert (repeated[1]["attack"]["samples"], repeated[1]["attack"]["max_queries"]) == (8, 64)
 
 
+@pytest.mark.parametrize("configured", ["students", "erased", "subtract"])
+def test_a_variant_for_one_defense_has_nothing_of_another(configured):
+    """Else a search by students alone would be one that averages the target's noise."""
+    gmi = {"name": "gmi", "steps": 30, "candidates": 4, "keep": 2, "pool": 50}
+    for name in ("mid", "calor", "trap_mid", "midre", "decoys"):
+        for title, case in adaptive({**gmi, "variant": configured}, name).items():
+            attack, variant = case["attack"], title.removeprefix("GMI, ")
+            if attack["name"] == "gmi":
+                assert attack.get("alone", False) == (variant == "students")
+                assert bool(attack.get("erase")) == (variant == "erased")
+                assert bool(attack.get("subtract")) == (variant == "subtract")
+
+
 def test_an_attack_without_a_variant_leaves_it_to_mirror():
     cases = adaptive({"name": "kedmi", "steps": 30}, "decoys")
     assert "MIRROR, subtract" in cases

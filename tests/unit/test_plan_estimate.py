@@ -492,6 +492,14 @@ def test_what_is_asked_once_is_not_scaled_with_the_epochs(tmp_path, monkeypatch,
     assert estimated == pytest.approx(whole, rel=0.1)
 
 
+def test_a_prior_that_asks_and_trains_no_network_is_estimated(tmp_path):
+    statistics = {"name": "students", "base": WGAN, "students": []}
+    values = TINY | {"prior": statistics, "attack": {"name": "gmi", "regulariser": "mean"}}
+    costs = estimate(experiments(values), Store(tmp_path))
+    assert not costs["memory_unknown"]
+    assert seconds_of(costs, "attack") > 0
+
+
 def test_padding_of_a_few_searches_is_not_scaled_with_the_people(tmp_path):
     """A dry run with two people would pad each of their queries to 16 images."""
     experts = {"name": "experts", "base": STYLES, "students": [WIDE], "epochs": 1}

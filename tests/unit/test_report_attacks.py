@@ -315,6 +315,7 @@ def test_attacks_that_need_no_honest_gradient_tell_of_masked_ones(
             ["margin or logit", "adaptive"],
         ),
         ({"name": "unlearn", "base": {"name": "gmi", "loss": "ce"}}, ["CE", "adaptive"]),
+        ({"name": "gmi", "variant": "students"}, ["adaptive"]),  # no gradient of the target
         ({"name": "gmi", "samples": 1}, ["CE"]),
         ({"name": "brepmi"}, ["label-only"]),
         ({"name": "brepmi", "samples": 8, "max_queries": 2000}, ["label-only", "adaptive"]),

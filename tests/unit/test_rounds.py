@@ -179,6 +179,8 @@ def test_what_cannot_be():
         Repel(base={"name": "ifgmi"})
     with pytest.raises(ConfigError, match="mirror_genetic sees scores only: use one that follows"):
         Unlearn(base={"name": "mirror_genetic"})
+    with pytest.raises(ConfigError, match="students alone never asks the copy that forgets"):
+        Unlearn(base={"name": "gmi", "variant": "students"})
     with pytest.raises(ConfigError, match=r"keep \(5\) must not exceed .* searches \(4\)"):
         Repel(base=BASE, rounds=2, searches=2)
     with pytest.raises(ConfigError, match=r"repel needs assets\.embedder, got none"):

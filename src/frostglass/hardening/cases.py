@@ -31,6 +31,8 @@ STYLES = {"faces32": "styles32"}  # embedded priors, and the StyleGAN2 of the sa
 
 Case = dict[str, Any]
 
+PLAIN: Case = {"alone": False, "erase": 0.0, "subtract": 0.0}  # knows no defense
+
 
 def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     """Return the cases of a grid for models with these defenses: attacks, perhaps with a prior.
@@ -42,6 +44,8 @@ def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     mirror = _mirror(exp)
     searches: list[tuple[Attack, Case]] = [(exp.attack, {}), (mirror, _styles(exp))]
     base, prior = (exp.attack, {}) if isinstance(exp.attack, Descent) else (mirror, _styles(exp))
+    if isinstance(base, AugmentedDescent):  # units of a crowd and copies have no students
+        base = replace(base, **PLAIN, students=False)
     cases = [_case(exp.attack.display_title, exp.attack, {})]
     if exp.attack.name != mirror.name:
         cases.append(_case(mirror.display_title, mirror, _styles(exp)))
@@ -138,9 +142,10 @@ def _resized(attack: Attack, like: Attack) -> Attack:
 
 
 def _varied(attack: Attack, name: str) -> Attack:
-    """Return a variant of an attack with its other settings."""
+    """Return a variant of an attack with its other settings, but none for other defenses."""
+    plain = PLAIN if isinstance(attack, AugmentedDescent) else {}
     try:
-        return type(attack)(**{**vars(attack), **attack.variants[name][1]})
+        return type(attack)(**{**vars(attack), **plain, **attack.variants[name][1]})
     except ConfigError as error:
         raise ConfigError(
             f"attack: its variant {name!r} knows a defense that is tuned: {error}"

@@ -33,7 +33,7 @@ from frostglass.auditing.steps import (
 )
 from frostglass.core.assets import Assets
 from frostglass.core.errors import FrostglassError
-from frostglass.core.method import Method
+from frostglass.core.method import Budget, Method
 from frostglass.core.types import Reconstructions, Split, Target
 from frostglass.models.base import MODEL_ERRORS, first_line, probe
 from frostglass.plan.brief import BATCH, Call, blank_split
@@ -263,8 +263,9 @@ class DryRunStore(Store):
             cost = _separated(full, brief, larger, once, twice)
         else:
             cost = Cost().plus(once, full.images / brief.images)
-        if task.step in (PRIOR, PRETRAIN) and reported.begun:
-            cost = _learned(full, brief, once, reported.begun, looped)
+        short, begun = brief.budget(), reported.begun
+        if task.step in (PRIOR, PRETRAIN) and begun and short.evaluations and short.trained:
+            cost = _learned(full.budget(), short, once, begun, looped)
         with self._ledger.measure() as whole:
             product = full.full_size(product)
             if task.step is ATTACK and not isinstance(full.config, ModelAttack):
@@ -280,13 +281,12 @@ class DryRunStore(Store):
         return product, cost, work
 
 
-def _learned(full: Call, brief: Call, once: Cost, begun: Cost, looped: Cost) -> Cost:
+def _learned(whole: Budget, short: Budget, once: Cost, begun: Cost, looped: Cost) -> Cost:
     """Scale the cost of a step that asks the attacked network and learns from its answers.
 
     Images are asked once, before a training begins, and learned from in each epoch: a brief copy
     with one epoch has another share of both. What comes after the last epoch is done once too.
     """
-    short, whole = brief.budget(), full.budget()
     learning = looped.plus(begun, -1.0)
     cost = Cost().plus(once.plus(learning, -1.0), whole.evaluations / short.evaluations)
     return cost.plus(learning, whole.trained / short.trained)

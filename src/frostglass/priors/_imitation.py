@@ -227,7 +227,6 @@ class ImitatingPrior(PriorMethod):
         with frozen(view.module):
             lessons = self.lessons(task, view, base)
         facts = []
-        task.work.progress(0, len(students) * self.epochs, "answers are known")
         for number, student in enumerate(students):
             student.to(task.device)
             with fast_training(student, base.image_shape):
@@ -268,6 +267,8 @@ class ImitatingPrior(PriorMethod):
             first = values["epoch"]
             student.load_state_dict(under_prefix("module", tensors))
             restore_optimizer(optimizer, under_prefix("optimizer", tensors))
+        elif not number:
+            work.progress(0, count * self.epochs, "answers are known")
         for epoch in range(first, self.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = self.lr_at(epoch)

@@ -164,7 +164,7 @@ class Entry:
         adaptive = [ADAPTIVE] * self.adaptive
         if self.surface == "features":
             return [WHITE_BOX if "encoder" in self.facts.access else BLACK_BOX, *adaptive]
-        used = {search.get("loss") for search in self._searches}
+        used = {each.get("loss") for each in self._searches if each.get("alone") is not True}
         kinds = [kind for kind, losses in LOSS_TYPES.items() if used.intersection(losses)]
         return [*kinds, *[LABEL_ONLY] * (self.access == "labels"), *adaptive]
 

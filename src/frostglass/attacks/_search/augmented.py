@@ -34,12 +34,12 @@ NEWER: Variants = {
             "loss": "margin",
             "students": True,
             "alone": True,
-            "subtract": 0.0,
             "regulariser": "off",
         },
     ),
     "erased": (
-        "for MIDRE: a random box of each image is erased at each step, as in its training",
+        "for MIDRE: a random box of each image is erased at each step, as in its training; with a "
+        "new box at each step few searches stop early",
         {"erase": 0.4},
     ),
 }
@@ -47,7 +47,7 @@ SUBTRACT: Variants = {
     "subtract": (
         "for decoys: what the target calls y and its students do not; set prior.name = "
         '"students" with prior.draws',
-        {"loss": "margin", "subtract": 0.5, "students": False, "alone": False},
+        {"loss": "margin", "subtract": 0.5, "students": False},
     ),
 }
 
@@ -69,8 +69,9 @@ class AugmentedDescent(Descent):
         alone: with `students`, leave the target out of the class loss; it is asked to choose
             starts and to rank images, and for the regulariser. What the target alone knows, such
             as a trapdoor, is then not found.
-        erase: a box of up to this share of each image's area is filled with ImageNet's mean colour
-            at each step, as MIDRE trains its network; 0 shows whole images.
+        erase: a box of each image is filled with ImageNet's mean colour at each step, as MIDRE
+            trains its network, but its share of the area is drawn between 0 and this one; 0 shows
+            whole images.
         subtract: w, the weight of the students' loss that is subtracted; 0 for none. Below 1, an
             image that target and students call y alike is still better than one neither does.
         enough: loss of a student beyond which nothing is gained; without a bound the search would
@@ -129,11 +130,6 @@ class AugmentedDescent(Descent):
     @property
     def asks(self) -> bool:
         return not self.alone or self._regularised
-
-    @property
-    def search_effort(self) -> tuple[str, int]:
-        words, images = super().search_effort
-        return f"{words} on students" if self.alone else words, images
 
     def class_loss(
         self, view: ModelView, prior: Prior, images: Tensor, labels: Tensor, rng: RowRng

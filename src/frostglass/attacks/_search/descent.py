@@ -159,9 +159,9 @@ class Descent(ModelAttack):
 
     @property
     def search_effort(self) -> tuple[str, int]:
-        each = self.looks * self.views * self.samples
+        each = self.looks * self.views * (self.samples if self.asks else 1)
         words = f"{self.steps:,} steps" + (f" of {each} images" if each > 1 else "")
-        return words, self.all_steps * each * self.asks
+        return words + " on students" * (not self.asks), self.all_steps * each * self.asks
 
     @property
     def surrogate_images(self) -> int:

@@ -173,9 +173,10 @@ class Ifgmi(Ppa):
     def search_effort(self) -> tuple[str, int]:
         steps = (self.steps, *self.block_steps)
         trials = self.trials * (len(steps) if self.stage == "confident" else 1)
-        words = f"{' + '.join(map(str, steps))} steps" + " on students" * self.alone
-        if self.samples > 1:
+        words = f"{' + '.join(map(str, steps))} steps"
+        if self.samples > 1 and self.asks:
             words += f" of {self.samples} images"
+        words += " on students" * (not self.asks)
         words += f" + {trials} trials" if trials else ""
         images = (self.all_steps * self.asks + trials) * self.samples
         return f"({words})" if "+" in words else words, images

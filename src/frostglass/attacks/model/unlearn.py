@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from frostglass.attacks._search.chained import ChainedAttack, Round
+from frostglass.attacks._search.descent import Descent
 from frostglass.attacks._search.fields import AtLeastOne, Positive, Weight
 from frostglass.attacks._search.runner import Recipe
 from frostglass.attacks._search.search import SearchResult
@@ -90,6 +91,11 @@ class Unlearn(ChainedAttack):
             raise ValueError(
                 f"base: copies of the target need its weights, and {self.base['name']} sees "
                 f"{self.base_attack.access[0]} only: use one that follows gradients, such as gmi"
+            )
+        if isinstance(self.base_attack, Descent) and not self.base_attack.asks:
+            raise ValueError(
+                "base: a search by students alone never asks the copy that forgets: set base.alone "
+                "to false"
             )
 
     @property
