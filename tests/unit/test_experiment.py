@@ -257,7 +257,11 @@ def test_a_variant_is_one_value_of_a_grid():
         ),
         ({"name": "gmi", "variant": 3}, "attack.variant: gmi has no variant 3; known: aimed, "),
         ({"name": "gmi", "variant": ["margin"]}, "attack.variant: gmi has no variant ['margin']; "),
-        ({"name": "brepmi", "variant": "margin"}, "attack.variant: no such parameter; "),
+        ({"name": "brepmi", "variant": "margin"}, "attack.variant: brepmi has no variant 'margin'"),
+        (
+            {"name": "modes", "base": {"name": "gmi"}, "variant": "margin"},
+            "attack.variant: no such parameter; ",
+        ),
         (
             {"name": "gmi", "variant": "margin", "stepz": 3},
             "attack.stepz: no such parameter; did you mean 'steps'?",
