@@ -62,7 +62,7 @@ REFUSED = {
         for one, other in (("adv_learn", "disco"), ("adv_learn", "tiprdc"), ("disco", "tiprdc"))
     },
 }
-TRAINED = [name for name in defenses.names() if not defenses.get(name).releases]
+TRAINED = [name for name in defenses.names() if defenses.get(name).trains()]
 PAIRS = [tuple(sorted(pair)) for pair in combinations(TRAINED, 2)]
 # These change images, shortcuts or answers, which no other defense reads: their pairs can wait.
 APART = {"midre", "rolss", "ssd"}

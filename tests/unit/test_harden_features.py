@@ -173,13 +173,15 @@ def test_vacuous_features_have_no_leak(monkeypatch):
 def test_the_attacks_on_features():
     exp = experiment(attack={"name": "decoder", "epochs": 12, "width": 16})
     cases = {case["case"]: case["attack"] for case in feature_cases(exp, ["adv_learn"])}
-    assert list(cases) == ["decoder", "hybrid"]
+    assert list(cases) == ["decoder", "hybrid", "latent"]
     assert cases["hybrid"]["starter"] == {"epochs": 12, "width": 16}
     cases = {case["case"]: case["attack"] for case in feature_cases(exp, ["adv_learn", "crafter"])}
-    assert list(cases) == ["decoder", "hybrid", "decoder, A1", "decoder, A3"]
+    assert list(cases) == ["decoder", "hybrid", "latent", "decoder, A1", "decoder, A3"]
     assert cases["decoder, A1"]["adapt"] == 64
     assert cases["decoder, A3"]["averaged"] == 2
-    assert {cases[name]["epochs"] for name in cases if name != "hybrid"} == {12}
+    assert {attack["epochs"] for attack in cases.values() if attack["name"] == "decoder"} == {12}
+    without = replace(exp, prior=None)
+    assert [case["case"] for case in feature_cases(without, ["adv_learn"])] == ["decoder", "hybrid"]
 
 
 def test_the_attack_of_the_config_comes_first_and_stays():
@@ -187,7 +189,7 @@ def test_the_attack_of_the_config_comes_first_and_stays():
     first, plain, *rest = feature_cases(exp, ["crafter"])
     assert (first["case"], first["attack"]["adapt"]) == ("decoder, A1", 32)
     assert (plain["case"], plain["attack"]["adapt"], plain["attack"]["epochs"]) == ("decoder", 0, 3)
-    assert [case["case"] for case in rest] == ["hybrid", "decoder, A3"]
+    assert [case["case"] for case in rest] == ["hybrid", "latent", "decoder, A3"]
     latent = feature_cases(experiment(attack={"name": "latent"}), ["crafter"])
     assert [case["case"] for case in latent][:2] == ["latent", "decoder"]
 

@@ -92,7 +92,7 @@ class ServerTraining(AnalysisMethod):
         shown = spread(split.train, self.images)
         released = device.release(ImageBatch.of(shown.floats(), "training")).features
         fresh = untrained(
-            exp.target,
+            exp.audited,
             target.classes,
             target.image_shape,
             exp.training_defenses,

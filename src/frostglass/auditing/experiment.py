@@ -188,9 +188,17 @@ class Experiment:
         return "features" if self.target.cut else "model"
 
     @property
+    def audited(self) -> Training:
+        """The settings of the target, cut where the defenses let features leave."""
+        layer = self.target.cut
+        for defense in self.defenses:
+            layer = defense.cut(layer)
+        return replace(self.target, cut=layer)
+
+    @property
     def training_defenses(self) -> tuple[Defense, ...]:
         """The defenses that act while the network is trained."""
-        return tuple(defense for defense in self.defenses if not defense.releases)
+        return tuple(defense for defense in self.defenses if defense.trains())
 
     @property
     def protection(self) -> Defense | None:
@@ -261,12 +269,9 @@ def _differences(chosen: Sequence[Experiment]) -> list[str]:
 
 
 def _unknown(values: Mapping[str, Any], cls: type[Experiment]) -> list[str]:
-    known = {field.name for field in fields(cls)}
-    problems = [
-        f"{key}: no such section; {nearest(key, known | {'grid'})}"
-        for key in values
-        if key not in known | {"grid"}
-    ]
+    known = {field.name for field in fields(cls)} | {"grid"}
+    unknown = [key for key in values if key not in known]
+    problems = [f"{key}: no such section; {nearest(key, known)}" for key in unknown]
     if "grid" in values:
         problems.append("grid: one experiment has none: read the config with `experiments`")
     return problems
@@ -281,7 +286,7 @@ def _problems(exp: Experiment, surface: Surface) -> list[str]:
             f"defenses: {defense.name} acts on training, and target.weights are loaded without "
             "training: remove one of the two"
             for defense in chosen
-            if "head" not in defense.replaces() and not defense.releases
+            if "head" not in defense.replaces() and defense.trains()
         ]
     if exp.attack is not None and exp.attack.surface != surface:
         fix = "set target.cut" if surface == "model" else "remove target.cut"
@@ -348,7 +353,7 @@ def _model_problems(exp: Experiment, chosen: Sequence[Defense]) -> list[str]:
         f"defenses: {defense.name} acts on features that leave a device, and this target has no "
         "cut: set target.cut and target.attributes"
         for defense in chosen
-        if defense.releases
+        if not defense.trains()
     ]
     if exp.attacker_prior is not None:
         problems.append("attacker_prior: used by audits of features only: set prior instead")

@@ -176,7 +176,7 @@ def audited_target(exp: Experiment, store: Store, split: Split) -> Target:
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
     with naming("target") if exp.target.weights else nullcontext():
         return classifier(
-            store, exp.target, split, exp.training_defenses, perceptual, seed=exp.seed
+            store, exp.audited, split, exp.training_defenses, perceptual, seed=exp.seed
         )
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from frostglass.defenses.base import Defense, defenses
     from frostglass.defenses.release.crafter import Crafter
     from frostglass.defenses.release.crafter_z import CrafterZ
+    from frostglass.defenses.release.later_cut import LaterCut
     from frostglass.defenses.release.rounding import Rounding
     from frostglass.defenses.training.adv_learn import AdvLearn
     from frostglass.defenses.training.bido import Bido

@@ -25,6 +25,7 @@ Part = Literal[
     "starting weights",
     "training of the encoder",
     "answers",
+    "cut",
 ]
 
 
@@ -171,7 +172,8 @@ class Defense(Method):
     Hooks run in this order: `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`,
     `opponent`; in each epoch `modes` and `batches`; in each step `changes` and `losses`; at the
     end `complete`, `facts` and `measurements`. A defense with `releases` acts on the features of a
-    trained network when they leave the device, and must define `release`.
+    trained network when they leave the device, and must define `release`. One that `moves_cut` acts
+    on neither: it decides by `cut` where they leave.
     """
 
     disabled: ClassVar[Mapping[str, Any]] = {}
@@ -179,11 +181,17 @@ class Defense(Method):
     takes_attributes: ClassVar[bool] = False  # also defends classifiers of attributes
     needs_cut: ClassVar[bool] = False  # acts on features at a cut, so not on whole models
     releases: ClassVar[bool] = False
+    moves_cut: ClassVar[bool] = False  # and acts on nothing else
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if cls.releases and cls.release is Defense.release:
             raise TypeError(f"{cls.__name__} has releases = True and lacks release(): define it")
+
+    @classmethod
+    def trains(cls) -> bool:
+        """Whether the defense acts on training: not on what leaves, or on where."""
+        return not (cls.releases or cls.moves_cut)
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:
@@ -286,6 +294,10 @@ class Defense(Method):
     def measurements(self, target: Target, split: Split, *, seed: int) -> dict[str, Any]:
         """Measure the trained target on the images it was trained with; joins `facts`."""
         return {}
+
+    def cut(self, layer: str) -> str:
+        """Return the layer behind which features leave, where a config says `layer`."""
+        return layer
 
     def release(
         self, encoder: nn.Module, images: Tensor, assets: Assets, *, seed: int, work: Work

@@ -12,6 +12,7 @@ from frostglass.attacks.base import Attack, attacks
 from frostglass.attacks.features.base import FeatureAttack
 from frostglass.attacks.features.decoder import Decoder
 from frostglass.attacks.features.hybrid import Hybrid
+from frostglass.attacks.features.latent import Latent
 from frostglass.attacks.model.mirror import Mirror
 from frostglass.auditing.experiment import Experiment
 from frostglass.auditing.run_folder import described
@@ -27,6 +28,7 @@ GUESSES = 5  # of attacks that list several people
 ROUNDS = 3  # of attacks in rounds: `unlearn` trains a copy of the network in each
 PROTECTED, PROTECTED_EPOCHS = 64, 40  # images that A1 asks the device to protect, and its epochs
 RELEASES = 2  # of the same images, which A3 averages
+POOL = 200  # draws that a search of latents starts from the best of
 STYLES = {"faces32": "styles32"}  # embedded priors, and the StyleGAN2 of the same people
 
 Case = dict[str, Any]
@@ -73,13 +75,16 @@ def model_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
 def feature_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     """Return the cases of a grid for features with these protections.
 
-    The config's attack, a decoder and a search that starts from it. If a protection acts on what
-    leaves the device, also decoders that know it: trained on what it releases for other images
-    (A1), and given the mean of several releases (A3).
+    The config's attack, a decoder and a search that starts from it; with a prior also a search of
+    its latents, which finds most behind later layers. If a protection acts on what leaves the
+    device, also decoders that know it: trained on what it releases for other images (A1), and given
+    the mean of several releases (A3).
     """
     decoder = _decoder(exp.attack)
     own = {key: value for key, value in asdict(decoder).items() if value != vars(Decoder())[key]}
     usual: list[FeatureAttack] = [decoder, Hybrid(starter=own)]
+    if exp.prior or exp.attacker_prior:
+        usual.append(Latent(pool=POOL, tries=1))
     if any(defenses.get(name).releases for name in names):
         usual.append(replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS))
         usual.append(replace(decoder, averaged=RELEASES))

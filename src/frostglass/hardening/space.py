@@ -1,5 +1,6 @@
 """What is tuned: each defense and each allowed pair, with the ranges of their parameters."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -42,6 +43,11 @@ class Candidate:
     @property
     def title(self) -> str:
         return " + ".join(self.names)
+
+    @property
+    def settings(self) -> float:
+        """How many different parameters there are to try; infinity if one is a real number."""
+        return math.prod(map(_options, self.ranges.values()))
 
     def first(self) -> Values:
         """Return the bases' parameters, moved into their ranges: the first ones to try."""
@@ -137,7 +143,7 @@ def _ranges(name: str, tunable: Tunable) -> dict[str, Range]:
             f"defenses: {name} defends whole models and cannot protect features; "
             f"{nearest(name, known)}"
         )
-    if not found:
+    if not found and not defenses.get(name).moves_cut:  # where to cut is given, and not tuned
         raise ConfigError(
             f"defenses: {name} has no strength to tune on this model and data ({tunable.secret} "
             f"secret people); {nearest(name, known)}"
@@ -149,6 +155,12 @@ def _inside(value: Any, limits: Range) -> Any:
     if isinstance(limits, Choice):
         return value if value in limits.options else limits.options[0]
     return min(max(value, limits.low), limits.high)
+
+
+def _options(limits: Range) -> float:
+    if isinstance(limits, Choice):
+        return len(limits.options)
+    return limits.high - limits.low + 1 if isinstance(limits, Whole) else math.inf
 
 
 def _suggested(trial: Suggests, key: str, limits: Range) -> Any:

@@ -181,9 +181,14 @@ class Study:
                 candidate: sum(trial.candidate is candidate for trial in done)
                 for candidate in self._studies
             }
-            candidate = min(counts, key=lambda each: counts[each])
-            if counts[candidate] >= MOST_TRIALS:
+            left = {
+                candidate: count
+                for candidate, count in counts.items()
+                if count < min(MOST_TRIALS, candidate.settings)
+            }
+            if not left:
                 return
+            candidate = min(left, key=lambda each: left[each])
             watch(len(done) + 1, None)
             watch(len(done) + 1, self._trial(candidate, counts[candidate], evaluate))
 

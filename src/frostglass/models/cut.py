@@ -9,10 +9,11 @@ from frostglass.core.errors import ModelError
 from frostglass.core.pixels import RowsInOne
 from frostglass.core.types import Halves, Shape, Target
 from frostglass.models.base import MODEL_ERRORS, Preprocess, class_name, noise_images, probe
-from frostglass.models.taps import check_layers
+from frostglass.models.taps import check_layers, find_head, trace
 from frostglass.runtime.device import device_of
 from frostglass.runtime.freezing import frozen
 
+HEAD = "head"  # names the last layer of every network, whatever it is called there
 IMAGES = 2
 AT_ONCE = 128  # images encoded together
 SQUARE: Shape = (1, 1, 1)  # stands for images whose height is their width
@@ -36,6 +37,8 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
     more than the feature.
     """
     tap = layer_name(module, tap)
+    if tap == HEAD and tap not in dict(module.named_modules()):
+        tap = find_head(module, image_shape)
     check_layers(module, image_shape, taps=(tap,))
     images = noise_images(module, image_shape, IMAGES)
     encoder, rest = _traced(module, tap) or (_Until(module, tap), _From(module, tap, image_shape))
@@ -60,6 +63,16 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
             "cut it behind another layer"
         )
     return Halves(encoder, rest, image_shape, tuple(features.shape[1:]), tap)
+
+
+def check_later(given: Target, moved: Target) -> None:
+    """Refuse a network whose cut is not behind that of the same one as it was given."""
+    finished = [call.name for call in trace(moved.module, moved.image_shape)[0]]
+    if finished.index(moved.cut) <= finished.index(given.cut):
+        raise ModelError(
+            f"features must leave behind a layer after {given.cut!r} (target.cut), got "
+            f"{moved.cut!r}: name a later layer, or change target.cut"
+        )
 
 
 def halves(target: Target) -> Halves:

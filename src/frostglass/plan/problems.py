@@ -31,7 +31,7 @@ from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.class_order import check_names
-from frostglass.models.cut import halves
+from frostglass.models.cut import check_later, halves
 from frostglass.plan.attack_problems import access_problems, known_attribute, pretraining_problems
 from frostglass.plan.brief import blank_split
 from frostglass.plan.dry_run import without_floats
@@ -40,7 +40,7 @@ from frostglass.priors.base import PriorMethod
 from frostglass.runtime.seeding import seeded
 from frostglass.store.keys import plain
 from frostglass.training.build import check_training, untrained
-from frostglass.training.settings import Training, attributes_of, first_stage
+from frostglass.training.settings import Training, attributes_of, first_stage, starts_public
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class _Checks:
     def _sections(self) -> Iterator[tuple[Any, ...]]:
         exp = self.exp
         data, split, cut = exp.data, exp.split, exp.surface == "features"
-        model = (data, split, exp.target, exp.training_defenses)
+        model = (data, split, exp.audited, exp.training_defenses)
         yield "target", self._attributes, *model
         yield "target", self._target, *model
         yield "judging", self._people, data, exp.judging
@@ -137,10 +137,10 @@ class _Checks:
             if user and "amortizer" in user.needs:
                 prior = self._prior_of(user)
                 check = partial(self._amortizer, prior)
-                yield "amortizer", check, data, exp.target, prior, exp.amortizer
+                yield "amortizer", check, data, exp.audited, prior, exp.amortizer
         if self.attacks:
             assets = (exp.prior, exp.attacker_prior, exp.embedder, exp.perceptual)
-            yield "attack", self._attack, data, exp.target, exp.attack, *assets
+            yield "attack", self._attack, data, exp.audited, exp.attack, *assets
 
     def _public_networks(self) -> list[str]:
         """Name the networks besides the target that are trained on public people."""
@@ -222,7 +222,9 @@ class _Checks:
 
     def _target(self) -> None:
         self._classes_named(self.exp.target)
-        self._classifier(self.exp.target, self.exp.training_defenses)
+        self._classifier(self.exp.audited, self.exp.training_defenses)
+        if self.exp.audited.cut != self.exp.target.cut:
+            check_later(self._plain(self.exp.target), self._plain(self.exp.audited))
 
     def _classes_named(self, config: Training) -> None:
         """Check the order of classes by name, if the names are known without reading images."""
@@ -307,11 +309,11 @@ class _Checks:
     def _public_people(self) -> list[str]:
         """Check the public people that networks are trained on."""
         exp = self.exp
-        start = _starts_public(exp.target, exp.training_defenses)
+        start = starts_public(exp.target, exp.training_defenses)
         configs = usable(exp.evaluators, exp.data) if self.attacks else []
         # Evaluators leave people out, to calibrate with.
         if any(
-            each.trained if isinstance(each, Embedder) else _starts_public(each, ())
+            each.trained if isinstance(each, Embedder) else starts_public(each, ())
             for each in configs
         ):
             people = enumerate(exp.data.public_people())
@@ -353,14 +355,14 @@ class _Checks:
 
     def _amortizer(self, method: PriorMethod | None) -> None:
         if method is not None:
-            shape = halves(self._plain(self.exp.target)).feature_shape
+            shape = halves(self._plain(self.exp.audited)).feature_shape
             with seeded(0, "check"):
                 network = self.exp.amortizer.network(shape, self._untrained(method).latent)
             probe(network, torch.zeros(2, *shape))
 
     def _attack(self) -> list[str]:
         """Check attack, view and assets together, before any of them is trained."""
-        exp, target = self.exp, self._plain(self.exp.target)
+        exp, target = self.exp, self._plain(self.exp.audited)
         attack = exp.limited(self._counts[0]).attack
         method = self._prior_of(attack)
         networks = {
@@ -378,7 +380,7 @@ class _Checks:
         if exp.surface == "features":
             problems = attack.problems(blank_view(target, attack), assets)
             if attack.pretraining and not problems:
-                depends = (plain(attack.pretraining, "", False), exp.target, networks.keys())
+                depends = (plain(attack.pretraining, "", False), exp.audited, networks.keys())
                 key = f"{without_floats(list(depends))}"
                 if key not in self._known:
                     self._known[key] = pretraining_problems(attack, target, assets)
@@ -390,11 +392,3 @@ class _Checks:
             *attack.problems(view, replace(assets, prior=prior)),
             *access_problems(attack, method, self.exp.target),
         ]
-
-
-def _starts_public(config: Training, defenses: Sequence[Defense]) -> bool:
-    """Return whether a stage before a training is on public people."""
-    stage = first_stage(config, defenses)
-    if stage is None:
-        return False
-    return stage.data == "public" or _starts_public(stage.config, stage.defenses)

@@ -201,6 +201,14 @@ def first_stage(config: Training, defenses: Sequence[Defense]) -> FirstStage | N
     )
 
 
+def starts_public(config: Training, defenses: Sequence[Defense]) -> bool:
+    """Return whether a stage before a training is on public people."""
+    stage = first_stage(config, defenses)
+    if stage is None:
+        return False
+    return stage.data == PUBLIC or starts_public(stage.config, stage.defenses)
+
+
 def size_of(config: Training, split: Split) -> TrainingSize:
     """Return how much training there is on this split."""
     secret = 0 if split.secret is None else len(split.secret.names)
