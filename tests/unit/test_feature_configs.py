@@ -35,6 +35,7 @@ def test_which_there_are():
         "faces/features",
         "faces/protections",
         "faces/deeper-cuts",
+        "faces/later-cuts",
         "faces/harder-features",
         "faces/predictions",
         "faces/crafter-z",
