@@ -177,6 +177,7 @@ def _feature_audit(
 def _release_facts(spec: dict[str, Any]) -> dict[str, Any]:
     distances = {"deviation": 0.1, "relative_deviation": spec.get("moved", 0.0)}
     distances |= {"feature_shape": list(spec.get("shape", SHAPE)), "lda": spec.get("lda", 1.25)}
+    distances |= {"device_share": spec["share"]} if "share" in spec else {}
     ceiling = {"ceiling_utility": useful(spec["ceiling"], 0.85)} if "ceiling" in spec else {}
     return ceiling | {
         "utility": useful(spec.get("mcc", 0.61), spec.get("auc", 0.85)),

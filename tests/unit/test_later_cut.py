@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from frostglass.auditing.experiment import Experiment, experiments
+from frostglass.auditing.feature_facts import device_share
 from frostglass.auditing.pipeline import audited_target, expose, split_of
 from frostglass.auditing.victims import victims_of
 from frostglass.core.errors import ConfigError, ModelError
@@ -87,6 +88,16 @@ def test_head_names_the_last_layer_of_any_network():
     assert cut(network, "head", (3, 8, 8)).tap == "3"
     target = Target(network, ("a", "b"), (3, 8, 8), head="3", taps=(), cut="3")
     assert halves(target).feature_shape == (2,)
+
+
+def test_the_share_that_the_device_computes():
+    layers = [nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 2)]
+    network = nn.Sequential(*layers).eval()
+
+    def share(tap):
+        return device_share(Target(network, ("a", "b"), (3, 8, 8), head="3", taps=(), cut=tap))
+
+    assert [share(tap) for tap in "0123"] == [0, *[192 * 6 / (192 * 6 + 12)] * 2, 1]
 
 
 def test_layers_are_in_the_order_in_which_they_finish():

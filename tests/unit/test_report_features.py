@@ -165,6 +165,15 @@ def test_a_protection_that_has_a_ceiling_shows_it(tmp_path):
     assert "MCC at the start" not in page.tables["What each protection did"][0]
 
 
+def test_the_page_says_what_the_device_computes_if_all_runs_do(tmp_path):
+    audits = [{**OPEN, "share": 0.06}, {**CRAFTED, "share": 1.0}]
+    head, *rows = feature_page(tmp_path, audits).tables["What each protection did"]
+    assert head[1] == "computed on the device"
+    assert [row[1] for row in rows] == ["6 %", "100 %"]
+    page = feature_page(tmp_path / "older", [audits[0], CRAFTED])
+    assert "computed on the device" not in page.tables["What each protection did"][0]
+
+
 def test_notes_that_are_no_numbers_are_left_to_the_json(tmp_path):
     run = make_feature_run(
         tmp_path / "run",

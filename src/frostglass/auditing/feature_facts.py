@@ -35,8 +35,22 @@ def feature_facts(
 
 
 def released_facts(exposure: FeatureExposure) -> dict[str, Any]:
-    """Return utility of released and of plain features, and how far apart they are."""
-    return {**_utilities(exposure), "facts": _deviation(exposure)}
+    """Return utility of released and of plain features, how far apart they are, and their price."""
+    price = {"device_share": device_share(exposure.target)}
+    return {**_utilities(exposure), "facts": _deviation(exposure) | price}
+
+
+def device_share(target: Target) -> float:
+    """Return the share of a cut network's multiply-adds that the device computes."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+
+    image = torch.zeros(1, *target.image_shape, device=device_of(target.module))
+    counts = []
+    for network in (halves(target).encoder, target.module):
+        with frozen(network), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            network(image)
+        counts.append(counter.get_total_flops())
+    return counts[0] / max(counts[1], 1)
 
 
 def _plain_features(exposure: FeatureExposure) -> torch.Tensor:

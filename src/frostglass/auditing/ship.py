@@ -39,6 +39,7 @@ def ship(exp: Experiment, store: Store, out: Path) -> dict[str, Any]:
         "classes": list(server.classes),
         "protection": client.protection.name if client.protection else "plain features",
         "feature_shape": list(server.feature_shape),
+        "device_share": facts["facts"]["device_share"],
         "utility": facts["utility"],
         "plain_utility": facts["plain_utility"],
         "relative_deviation": facts["facts"]["relative_deviation"],

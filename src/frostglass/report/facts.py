@@ -50,6 +50,7 @@ class ReleaseFacts(BaseModel):
 
     relative_deviation: FiniteFloat
     feature_shape: list[int] = Field(min_length=1)
+    device_share: FiniteFloat | None = None  # not in runs of earlier versions
     lda: FiniteFloat | None
     emd: FiniteFloat
     emd_floor: FiniteFloat

@@ -19,8 +19,8 @@ class LaterCut(Defense):
 
     Use: the device can compute more. In our trials, at the same MCC, the strongest attack
         recognised 99 % behind a first stage, 69 % behind the pool, 7 % from predictions' signs.
-    Cost: none for the server; the device computes up to the later layer. `frostglass run` reports
-        the numbers that leave.
+    Cost: the device computes up to the later layer: the report has its share of the network's
+        multiply-adds.
     Paper: none; ours. AdvLearn (AAAI 2020) compares layers in its Table 3.
     Differs: it is in none of the papers. Features of later layers say less of an image and more of
         the answers: search latents too (`latent`), because decoders miss what is left.

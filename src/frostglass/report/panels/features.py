@@ -193,7 +193,9 @@ def _cost_row(entry: Entry) -> list[parts.Cell | str]:
 
 def _protections(study: Study) -> parts.Section:
     columns = list(dict.fromkeys(name for s in study.subjects for name in s.noted))
-    head = ["protection", "features changed", "MCC of plain features", "MCC of released features"]
+    priced = all(subject.facts.facts.device_share is not None for subject in study.subjects)
+    head = ["protection", *["computed on the device"] * priced, "features changed"]
+    head += ["MCC of plain features", "MCC of released features"]
     limited = any(subject.facts.ceiling_utility for subject in study.subjects)
     head += ["MCC at the start"] * limited
     head += ["batches", *(MEASURES.get(name, name.replace("_", " ")) for name in columns)]
@@ -204,6 +206,7 @@ def _protections(study: Study) -> parts.Section:
         rows.append(
             [
                 parts.named_cell(subject.label, f"{size} at {facts.cut}"),
+                *[number(facts.facts.device_share, "percent")] * priced,
                 number(facts.facts.relative_deviation, "percent"),
                 _useful(facts.plain_utility, "mean_mcc"),
                 _useful(facts.utility, "mean_mcc"),
@@ -218,6 +221,8 @@ def _protections(study: Study) -> parts.Section:
         "them, although it may have been trained to reveal less. Plain features are those of the "
         "same network."
     )
+    if priced:
+        text += " “Computed on the device” is the share of the network’s multiply-adds."
     if limited:
         text += (
             " “At the start” are features of the generated images that a protection in latent "
