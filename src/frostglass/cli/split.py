@@ -44,10 +44,8 @@ def protect_settings(
         return
     size = "×".join(map(str, facts["feature_shape"]))
     utility, plain = facts["utility"], facts["plain_utility"]
-    print(
-        f"client: {facts['client']} ({facts['protection']}; {size} numbers leave per image, after "
-        f"{facts['device_share']:.0%} of the network's multiply-adds)"
-    )
+    print(f"client: {facts['client']} ({facts['protection']}; {size} numbers leave per image)")
+    print(f"the device computes {facts['device_share']:.0%} of the network's multiply-adds")
     print(f"server: {facts['server']} (predicts {', '.join(facts['classes'])})")
     print(
         f"on {utility['images']} held-out images the server reaches MCC {utility['mean_mcc']:.2f}, "
