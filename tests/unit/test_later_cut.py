@@ -116,6 +116,7 @@ def test_layers_are_in_the_order_in_which_they_finish():
     ("layer", "target", "message"),
     [
         ("stage1", {"cut": "stage3"}, r"after 'stage3' \(target.cut\), got 'stage1': name a later"),
+        ("stage1", {}, r"after 'stage1' \(target.cut\), got 'stage1': name a later"),
         ("stem9", {}, "has no layer named 'stem9'"),
     ],
 )

@@ -223,7 +223,7 @@ class _Checks:
     def _target(self) -> None:
         self._classes_named(self.exp.target)
         self._classifier(self.exp.audited, self.exp.training_defenses)
-        if self.exp.audited.cut != self.exp.target.cut:
+        if any("cut" in defense.replaces() for defense in self.exp.defenses):
             check_later(self._plain(self.exp.target), self._plain(self.exp.audited))
 
     def _classes_named(self, config: Training) -> None:
