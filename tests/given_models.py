@@ -1,5 +1,7 @@
 """Models that a user might bring: linear classifiers fitted to private images, right or misread."""
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,6 +12,12 @@ from frostglass.core.types import Images
 def linear(classes, image_shape):
     pixels = image_shape[0] * image_shape[1] * image_shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, classes))
+
+
+def split_in_two():
+    """Return a network of 17 attributes at 16 pixels."""
+    layers = {"first": nn.Conv2d(3, 2, 3, 2, 1), "flat": nn.Flatten(), "fc": nn.Linear(128, 17)}
+    return nn.Sequential(OrderedDict(layers)).eval()
 
 
 def with_softmax(classes, image_shape):

@@ -140,6 +140,8 @@ def test_a_server_learns_from_features_that_a_protection_turned_around():
     for each in (server, again):
         method.train(each, -plain[:200], truth[:200], seed=1)
     assert torch.equal(answers(server, plain), answers(again, plain))
+    nothing = torch.nn.Identity()  # behind the last layer
+    method.train(nothing, -plain[:200], truth[:200], seed=0)
     assert len(spread(images(12), 5)) == 5
     assert len(spread(images(12), 50)) == 12
 

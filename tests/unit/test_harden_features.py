@@ -94,6 +94,15 @@ def test_defenses_of_a_config_are_those_to_tune_unless_others_are_named(monkeypa
 # What a trial is made with
 
 
+def test_a_pair_that_does_not_fit_the_network_is_left_out():
+    """Disco prunes what a server still computes from, and behind the head nothing comes."""
+    small = {"attack": {"name": "decoder", "epochs": 1, "width": 4}, "judging": {"images": 1}}
+    settings = {**SETTINGS, **small}
+    plan = plan_hardening(settings, FeatureGoal(0.5), defenses=["disco", "later_cut"], seeds=1)
+    assert [each.title for each in plan.candidates] == ["disco", "later_cut"]
+    assert "nothing comes after head" in plan.left_out["disco + later_cut"]
+
+
 def test_tuning_trains_an_embedder_of_its_own():
     exp = experiment()
     exp = replace(exp, embedder=replace(exp.embedder, weights="a.safetensors", classes=("x", "y")))

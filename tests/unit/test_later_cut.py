@@ -1,6 +1,9 @@
 """A later cut: the same network, features of a later layer, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from torch import nn
 
 from frostglass.auditing.experiment import Experiment, experiments
@@ -14,7 +17,7 @@ from frostglass.hardening.budget import SearchBudget
 from frostglass.hardening.goal import FeatureGoal
 from frostglass.hardening.space import Tunable, candidates, described
 from frostglass.hardening.study import Outcome, open_study
-from frostglass.models.cut import check_later, cut, halves
+from frostglass.models.cut import check_later, check_moved, cut, halves
 from frostglass.plan.problems import problems
 from frostglass.store.store import Store
 
@@ -90,6 +93,23 @@ def test_head_names_the_last_layer_of_any_network():
     assert halves(target).feature_shape == (2,)
 
 
+class Misnamed(nn.Module):
+    """Its `head` is not the layer that returns the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.last = nn.Linear(192, 4), nn.Linear(4, 2)
+
+    def forward(self, images):
+        return self.last(self.head(images.flatten(1)).relu())
+
+
+def test_another_layer_of_that_name_is_not_taken_for_the_last_one():
+    with pytest.raises(ModelError, match="stands for the last layer, here 'last', and Misnamed"):
+        cut(Misnamed().eval(), "head", (3, 8, 8))
+    assert cut(Misnamed().eval(), "last", (3, 8, 8)).feature_shape == (2,)
+
+
 def test_the_share_that_the_device_computes():
     layers = [nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 2)]
     network = nn.Sequential(*layers).eval()
@@ -100,16 +120,38 @@ def test_the_share_that_the_device_computes():
     assert [share(tap) for tap in "0123"] == [0, *[192 * 6 / (192 * 6 + 12)] * 2, 1]
 
 
+def test_attention_counts_among_what_is_computed():
+    tokens = nn.Sequential(nn.Flatten(2), nn.Linear(64, 8))
+    layers = [tokens, nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(24, 2)).eval()
+    target = Target(network, ("a", "b"), (3, 8, 8), head="3", taps=(), cut="0")
+    linear, projections, fed, last = 3 * 64 * 8, 3 * 8 * 8 * 4, 3 * 8 * 16 * 2, 48
+    products = 2 * 3 * 3 * 8  # queries by keys, weights by values
+    whole = linear + projections + products + fed + last
+    assert device_share(target) == pytest.approx(linear / whole)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_layers_are_in_the_order_in_which_they_finish():
     network = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(192, 6), nn.ReLU())).eval()
 
     def target(tap):
         return Target(network, tuple("abcdef"), (3, 8, 8), head="1.0", taps=(), cut=tap)
 
-    check_later(target("1.0"), target("1"))
+    check_moved(target("1"), "1.0")
     for given, moved in (("1", "1.0"), ("0", "0")):
         with pytest.raises(ModelError, match=f"after {given!r} .*got {moved!r}: name a later"):
-            check_later(target(given), target(moved))
+            check_later(target(moved), given)
+    with pytest.raises(ModelError, match="no layer named 'stem'"):
+        check_later(target("1"), "stem")
+
+
+def test_the_same_feature_under_another_name_is_no_later_one():
+    network = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(192, 6), nn.Linear(6, 6)))
+    target = Target(network.eval(), tuple("abcdef"), (3, 8, 8), head="1.1", taps=(), cut="1")
+    check_later(target, "1.1")
+    with pytest.raises(ModelError, match=r"after '1.1' \(target.cut\), got '1': name a later"):
+        check_moved(target, "1.1")
 
 
 @pytest.mark.parametrize(
@@ -122,9 +164,31 @@ def test_layers_are_in_the_order_in_which_they_finish():
 )
 def test_cuts_that_cannot_be_moved_there(layer, target, message):
     found = problems([("toy", later(layer, **target))])
-    assert any(line.startswith("target: ") for line in found)
+    assert all(line.startswith(("target: ", "defenses: ")) for line in found)
     with pytest.raises(ConfigError, match=message):
         raise ConfigError(found)
+
+
+def test_a_grid_is_checked_although_another_network_of_it_is_cut_there():
+    """An undefended row at the same layer has nothing to complain about, and is checked first."""
+    rows = [("undefended", cut_at("stage3")), ("moved", later("stage3", cut="stage3"))]
+    assert [line[:10] for line in problems(rows)] == ["defenses: "]
+    rows = [("undefended", cut_at("stage3")), ("moved", later("stage3"))]
+    assert problems(rows) == []
+
+
+def test_an_earlier_cut_is_refused_without_a_check_too(tmp_path):
+    store, exp = Store(tmp_path), later("stage1", cut="stage3")
+    with pytest.raises(ModelError, match=r"after 'stage3' .* got 'stage1': name a later"):
+        audited_target(exp, store, split_of(exp, store))
+
+
+def test_the_control_of_given_weights_is_checked_at_its_own_cut():
+    exp = later("head", weights="given_models:split_in_two", cut="first")
+    (line,) = problems([("toy", exp)])
+    assert line.startswith("target: Sequential has no layer named 'first'")
+    alone = replace(exp, judging=replace(exp.judging, positive_control=False))
+    assert problems([("toy", alone)]) == []
 
 
 def test_it_needs_a_cut_and_is_the_only_one():
@@ -152,11 +216,13 @@ def test_a_defense_leaves_the_cut_alone_by_default():
     assert all(method.cut is Defense.cut and not method.moves_cut for method in others)
 
 
-def search(folder, names, budget):
+def search(folder, names, budget, leak=lambda values: 0.5):
     chosen = candidates(names, Tunable("features", 4), [{"name": "later_cut", "layer": "pool"}])
     goal = FeatureGoal(0.5)
     with open_study(folder, chosen, {"utility": 0.5}, goal=goal, seed=0) as study:
-        study.run(lambda *_: Outcome(0.9, 0.5, 0.4, 0.6), SearchBudget.parse(budget))
+        study.run(
+            lambda _, values: Outcome(0.9, leak(values), 0.0, 1.0), SearchBudget.parse(budget)
+        )
         return [described(trial.tables) for trial in study.trials()]
 
 
@@ -169,4 +235,14 @@ def test_a_search_ends_when_everything_was_tried(tmp_path):
     made = search(tmp_path, ["later_cut", "rounding"], "60 trials")
     alone = [text for text in made if "rounding" not in text]
     pairs = [text for text in made if "+" in text]
-    assert (len(alone), len(pairs), len(made)) == (1, 8, 17)  # rounding has eight numbers of bits
+    assert (len(alone), len(set(pairs)), len(set(made))) == (1, 8, 17)  # eight numbers of bits
+
+
+def test_a_search_that_repeats_itself_goes_on_until_everything_was_tried(tmp_path):
+    """Where fewer bits are better, the sampler likes to come back to the fewest."""
+    made = search(tmp_path, ["rounding"], "99 trials", lambda values: values["rounding.bits"] / 9)
+    assert len(set(made)) == 8
+
+
+def test_a_defense_is_described_with_its_defaults_where_nothing_is_set():
+    assert described([{"name": "later_cut"}]) == "later_cut (layer head)"

@@ -108,7 +108,12 @@ class ServerTraining(AnalysisMethod):
         return given, trained
 
     def train(self, server: nn.Module, features: Tensor, truth: Tensor, *, seed: int) -> None:
-        """Train a server in place on features (N, ...) and attributes (N, A)."""
+        """Train a server in place on features (N, ...) and attributes (N, A).
+
+        Behind the last layer nothing is left to train.
+        """
+        if not list(server.parameters()):
+            return
         optimizer = torch.optim.Adam(server.parameters(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
         device = device_of(server)

@@ -196,6 +196,11 @@ class Experiment:
         return replace(self.target, cut=layer)
 
     @property
+    def moves_cut(self) -> bool:
+        """Whether a defense decides where features leave."""
+        return any("cut" in defense.replaces() for defense in self.defenses)
+
+    @property
     def training_defenses(self) -> tuple[Defense, ...]:
         """The defenses that act while the network is trained."""
         return tuple(defense for defense in self.defenses if defense.trains())

@@ -41,15 +41,22 @@ def released_facts(exposure: FeatureExposure) -> dict[str, Any]:
 
 
 def device_share(target: Target) -> float:
-    """Return the share of a cut network's multiply-adds that the device computes."""
+    """Return the share of a cut network's multiply-adds that the device computes.
+
+    Those of recurrent layers are not counted.
+    """
     from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
     image = torch.zeros(1, *target.image_shape, device=device_of(target.module))
-    counts = []
-    for network in (halves(target).encoder, target.module):
-        with frozen(network), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            network(image)
-        counts.append(counter.get_total_flops())
+    counts, fast = [], torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not know its operator
+    try:
+        for network in (halves(target).encoder, target.module):
+            with frozen(network), torch.no_grad(), FlopCounterMode(display=False) as counter:
+                network(image)
+            counts.append(counter.get_total_flops())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return counts[0] / max(counts[1], 1)
 
 

@@ -39,6 +39,7 @@ from frostglass.evaluators.embedder import Embedder, usable
 from frostglass.evaluators.verifier import Verifier
 from frostglass.metrics.base import Rows
 from frostglass.metrics.face import reference_similarities
+from frostglass.models.cut import check_later
 from frostglass.priors.base import check_unseen
 from frostglass.priors.context import hints_of
 from frostglass.runtime.device import device_of
@@ -175,9 +176,12 @@ def audited_target(exp: Experiment, store: Store, split: Split) -> Target:
     if any("perceptual" in defense.needs for defense in exp.training_defenses):
         perceptual = public_classifier(store, exp.perceptual, split, exp.seed, "perceptual")
     with naming("target") if exp.target.weights else nullcontext():
-        return classifier(
+        target = classifier(
             store, exp.audited, split, exp.training_defenses, perceptual, seed=exp.seed
         )
+    if exp.target.cut and exp.moves_cut:
+        check_later(target, exp.target.cut)
+    return target
 
 
 def _examine_given(exp: Experiment, store: Store, split: Split) -> dict[int, Target]:

@@ -160,8 +160,8 @@ def _print(result: Hardening, goal: Goal) -> None:
         print(f"dominated: {title}, by {better}")
     for title, reason in facts["not_compared"].items():
         print(f"not compared: {title}: {reason}")
-    for attack, reason in facts["attacks_left_out"].items():
-        print(f"attack left out: {attack}: {reason}")
+    for title, reason in facts["left_out"].items():
+        print(f"left out: {title}: {reason}")
     print(f"recommended: {described(result.recommended.tables)}")
     if facts["recommended"]["remark"]:
         print(facts["recommended"]["remark"])

@@ -295,7 +295,7 @@ class Defense(Method):
         """Measure the trained target on the images it was trained with; joins `facts`."""
         return {}
 
-    def cut(self, layer: str) -> str:
+    def cut(self, layer: str | None) -> str | None:
         """Return the layer behind which features leave, where a config says `layer`."""
         return layer
 

@@ -57,7 +57,7 @@ class Plan:
     budget: SearchBudget
     seeds: int
     attacks: tuple[Case, ...]  # none: the default ones
-    left_out: Mapping[str, str] = field(default_factory=dict)  # default attacks, with the reason
+    left_out: Mapping[str, str] = field(default_factory=dict)  # attacks, pairs, with the reason
 
     def cases(self, names: Sequence[str]) -> list[Case]:
         """Return the attacks of a final table with these defenses."""
@@ -132,6 +132,8 @@ def plan_hardening(
         tuple(given_cases(attacks, goal.prior)) if attacks is not None else (),
     )
     plan = replace(plan, left_out=_impossible(plan))
+    if problems(_planned(plan)):
+        plan = _without_misfits(plan)
     if lines := problems(_planned(plan)):
         raise ConfigError(lines)
     return plan
@@ -280,6 +282,17 @@ def _impossible(plan: Plan) -> dict[str, str]:
         if lines := problems(experiments(settings)):
             reasons[case["case"]] = lines[0]
     return reasons
+
+
+def _without_misfits(plan: Plan) -> Plan:
+    """Leave out the pairs that do not fit this network; either defense alone may."""
+    tuning, reasons = tuning_experiment(plan.exp), {}
+    for each in plan.candidates:
+        exp = replace(tuning, defenses=built(each.tables(each.first())))
+        if len(each.names) > 1 and (lines := problems([(each.title, exp)])):
+            reasons[each.title] = lines[0]
+    kept = tuple(each for each in plan.candidates if each.title not in reasons)
+    return replace(plan, candidates=kept, left_out={**plan.left_out, **reasons})
 
 
 def _planned(plan: Plan) -> list[tuple[str, Experiment]]:

@@ -28,7 +28,8 @@ FORMAT = 1
 class Findings:
     """What a hardening found; `deliver` writes what is shipped and returns its model.
 
-    `baseline` is the undefended model in tuning, `left_out` are attacks with the reason.
+    `baseline` is the undefended model in tuning, `left_out` are
+    attacks and pairs of defenses, with the reason.
     """
 
     name: str
@@ -62,7 +63,7 @@ def write_results(out: Path, found: Findings, *, redact: bool) -> dict[str, Any]
         },
         "dominated": beaten,
         "not_compared": _not_compared(found),
-        "attacks_left_out": dict(found.left_out),
+        "left_out": dict(found.left_out),
         "undefended_in_tuning": {key: baseline[key] for key in baseline if key != "reason"},
         "final": {
             population: [_plain(model, goal) for model in models]

@@ -82,10 +82,14 @@ def built(tables: Sequence[Values]) -> tuple[Defense, ...]:
 
 def described(tables: Sequence[Values]) -> str:
     """Return defenses with their parameters in one line: "calor (rank 10, b 8)"."""
-    return " + ".join(
-        f"{table['name']} ({', '.join(f'{k} {v}' for k, v in table.items() if k != 'name')})"
-        for table in tables
-    )
+    return " + ".join(map(_described, tables))
+
+
+def _described(table: Values) -> str:
+    """Return a defense with the parameters of its table; where it has none, with all of its own."""
+    own = {key: value for key, value in table.items() if key != "name"}
+    own = own or vars(*built([table]))
+    return f"{table['name']} ({', '.join(f'{key} {value}' for key, value in own.items())})"
 
 
 @dataclass(frozen=True)

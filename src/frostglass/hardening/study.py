@@ -177,20 +177,17 @@ class Study:
             done = self.trials()
             if budget.spent(sum(trial.seconds for trial in done), len(done)):
                 return
-            counts = {
-                candidate: sum(trial.candidate is candidate for trial in done)
-                for candidate in self._studies
-            }
-            left = {
-                candidate: count
-                for candidate, count in counts.items()
-                if count < min(MOST_TRIALS, candidate.settings)
-            }
+            left = {}
+            for candidate in self._studies:
+                tried = [trial.values for trial in done if trial.candidate is candidate]
+                distinct = len({tuple(sorted(values.items())) for values in tried})
+                if len(tried) < MOST_TRIALS and distinct < candidate.settings:
+                    left[candidate] = len(tried)
             if not left:
                 return
             candidate = min(left, key=lambda each: left[each])
             watch(len(done) + 1, None)
-            watch(len(done) + 1, self._trial(candidate, counts[candidate], evaluate))
+            watch(len(done) + 1, self._trial(candidate, left[candidate], evaluate))
 
     def _trial(self, candidate: Candidate, number: int, evaluate: Evaluate) -> Trial:
         study = self._studies[candidate]

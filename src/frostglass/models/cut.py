@@ -36,9 +36,7 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
     whole network. A layer that a skip connection passes by cannot be cut: the server would need
     more than the feature.
     """
-    tap = layer_name(module, tap)
-    if tap == HEAD and tap not in dict(module.named_modules()):
-        tap = find_head(module, image_shape)
+    tap = _tap(module, tap, image_shape)
     check_layers(module, image_shape, taps=(tap,))
     images = noise_images(module, image_shape, IMAGES)
     encoder, rest = _traced(module, tap) or (_Until(module, tap), _From(module, tap, image_shape))
@@ -65,14 +63,33 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
     return Halves(encoder, rest, image_shape, tuple(features.shape[1:]), tap)
 
 
-def check_later(given: Target, moved: Target) -> None:
-    """Refuse a network whose cut is not behind that of the same one as it was given."""
-    finished = [call.name for call in trace(moved.module, moved.image_shape)[0]]
-    if finished.index(moved.cut) <= finished.index(given.cut):
-        raise ModelError(
-            f"features must leave behind a layer after {given.cut!r} (target.cut), got "
-            f"{moved.cut!r}: name a later layer, or change target.cut"
-        )
+def check_later(target: Target, given: str) -> None:
+    """Refuse a target that is not cut behind the layer `given`."""
+    layer = _tap(target.module, given, target.image_shape)
+    check_layers(target.module, target.image_shape, taps=(layer,))
+    finished = [call.name for call in trace(target.module, target.image_shape)[0]]
+    if finished.index(target.cut) <= finished.index(layer):
+        raise _not_later(target, given)
+
+
+def check_moved(target: Target, given: str) -> None:
+    """Refuse a later cut whose feature is the one behind the layer `given`.
+
+    A stage ends after its last block, with the same output.
+    """
+    check_later(target, given)
+    images = noise_images(target.module, target.image_shape, IMAGES)
+    before = cut(target.module, given, target.image_shape)
+    one, other = (probe(each.encoder, images) for each in (before, halves(target)))
+    if one.shape == other.shape and _close(one, other):
+        raise _not_later(target, given)
+
+
+def _not_later(target: Target, given: str) -> ModelError:
+    return ModelError(
+        f"features must leave behind a layer after {given!r} (target.cut), got "
+        f"{target.cut!r}: name a later layer, or change target.cut"
+    )
 
 
 def halves(target: Target) -> Halves:
@@ -107,6 +124,24 @@ def layer_name(module: nn.Module, tap: str) -> str:
     known = dict(module.named_modules())
     nested = tap not in known and isinstance(module, Preprocess) and f"net.{tap}" in known
     return f"net.{tap}" if nested else tap
+
+
+def _tap(module: nn.Module, layer: str, image_shape: Shape) -> str:
+    """Return the full name of a layer; "head" is the layer that returns the logits."""
+    tap = layer_name(module, layer)
+    if layer != HEAD:
+        return tap
+    calls, logits = trace(module, image_shape)
+    named = [call for call in calls if call.name == tap]
+    if named and named[-1].is_logits(logits):
+        return tap
+    last = find_head(module, image_shape)
+    if named:
+        raise ModelError(
+            f"{HEAD!r} stands for the last layer, here {last!r}, and {class_name(module)} has "
+            f"another layer of that name: cut at {last!r}, or rename that layer"
+        )
+    return last
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

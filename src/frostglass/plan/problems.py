@@ -31,7 +31,7 @@ from frostglass.evaluators.embedder import Embedder, read_embedder, usable
 from frostglass.models.base import MODEL_ERRORS, probe
 from frostglass.models.checkpoint import load_weights
 from frostglass.models.class_order import check_names
-from frostglass.models.cut import check_later, halves
+from frostglass.models.cut import check_moved, halves
 from frostglass.plan.attack_problems import access_problems, known_attribute, pretraining_problems
 from frostglass.plan.brief import blank_split
 from frostglass.plan.dry_run import without_floats
@@ -114,8 +114,9 @@ class _Checks:
         exp = self.exp
         data, split, cut = exp.data, exp.split, exp.surface == "features"
         model = (data, split, exp.audited, exp.training_defenses)
+        control = (exp.target, exp.judging.positive_control) if exp.moves_cut else ()
         yield "target", self._attributes, *model
-        yield "target", self._target, *model
+        yield "target", self._target, *model, *control
         yield "judging", self._people, data, exp.judging
         if cut:
             yield "judging", self._victims, data, split, exp.judging
@@ -131,6 +132,9 @@ class _Checks:
             yield section, partial(self._classifier, config, ()), data, split, config
         for section, method in self._priors():
             yield section, partial(self._prior, method), data, method, exp.surface
+        if exp.target.cut and exp.moves_cut:
+            moved = partial(self._moved, exp.target.cut)
+            yield "defenses", moved, data, exp.target, exp.audited
         if exp.protection:
             yield "defenses", self._release, data, exp.protection, exp.prior, exp.judging
         for user in (exp.protection, exp.attack if self.attacks else None):
@@ -223,8 +227,12 @@ class _Checks:
     def _target(self) -> None:
         self._classes_named(self.exp.target)
         self._classifier(self.exp.audited, self.exp.training_defenses)
-        if any("cut" in defense.replaces() for defense in self.exp.defenses):
-            check_later(self._plain(self.exp.target), self._plain(self.exp.audited))
+        if self.exp.moves_cut and self.exp.target.weights and self.exp.judging.positive_control:
+            self._plain(self.exp.target.retrained())  # the control, which is trained
+
+    def _moved(self, given: str) -> None:
+        """Check that features leave later than `target.cut`."""
+        check_moved(self._plain(self.exp.audited), given)
 
     def _classes_named(self, config: Training) -> None:
         """Check the order of classes by name, if the names are known without reading images."""

@@ -41,5 +41,5 @@ class LaterCut(Defense):
     def replaces(self) -> frozenset[Part]:
         return frozenset({"cut"}) if self.layer else frozenset()
 
-    def cut(self, layer: str) -> str:
+    def cut(self, layer: str | None) -> str | None:
         return self.layer or layer
