@@ -13,6 +13,7 @@ from frostglass.core.errors import CheckpointError, ConfigError
 from frostglass.data._splits import make_split
 from frostglass.data.faces import Faces
 from frostglass.defenses.release.crafter import Crafter
+from frostglass.defenses.release.later_cut import LaterCut
 from frostglass.defenses.training.adv_learn import AdvLearn
 from frostglass.deploy.amortizer import TrainedAmortizer
 from frostglass.deploy.client import Client, split_model
@@ -235,6 +236,8 @@ def test_features_of_another_shape_are_refused(target):
 def test_protections_that_cannot_work_are_refused(target, prior):
     with pytest.raises(ConfigError, match="got adv_learn, which acts during training"):
         split_model(target, AdvLearn(pixel=1.0))
+    with pytest.raises(ConfigError, match="got later_cut, which says where to cut: cut the target"):
+        split_model(target, LaterCut())
     with pytest.raises(ConfigError, match=r"crafter needs assets\.prior, got none"):
         split_model(target, Crafter(beta=1.0))
     with pytest.raises(ConfigError, match="at least 2"):
@@ -255,6 +258,14 @@ def test_a_server_is_retrained_on_released_features(target, split):
     )
     with pytest.raises(ConfigError, match="expected as many features as answers"):
         server.retrained(features, answers[:3])
+
+
+def test_a_server_without_layers_cannot_be_retrained(target, split):
+    client, server = split_model(replace(target, cut="head"))
+    features, answers = client.protect(split.train.floats()), targets_for(target, split.train)
+    assert torch.equal(server.answer(features), features)
+    with pytest.raises(ConfigError, match="nothing to train: nothing comes after 'head'"):
+        server.retrained(features, answers)
 
 
 def test_a_prior_that_names_code_is_neither_saved_nor_loaded(target, prior, tmp_path, monkeypatch):

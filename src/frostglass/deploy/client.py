@@ -180,9 +180,13 @@ def split_model(
     """
     if protection is not None:
         if not protection.releases:
+            does = (
+                "says where to cut: cut the target there"
+                if protection.moves_cut
+                else "acts during training. Pass it to train_target."
+            )
             raise ConfigError(
-                f"expected a protection of released features, got {protection.name}, which acts "
-                "during training. Pass it to train_target."
+                f"expected a protection of released features, got {protection.name}, which {does}"
             )
         assets = Assets(prior=prior, amortizer=amortizer)
         if missing := assets.missing(protection.needs, protection.name):

@@ -65,6 +65,11 @@ class Server:
         """
         self._check(features)
         self._check_answers(features, answers)
+        if not list(self.rest.parameters()):
+            raise ConfigError(
+                f"this server has nothing to train: nothing comes after {self.cut!r}, where "
+                "features leave; cut at an earlier layer"
+            )
         answers = answers.float() if self.attributes else answers.long()
         rest = copy.deepcopy(self.rest).train()
         device = device_of(rest)
