@@ -16,11 +16,25 @@ from frostglass.core.parameters import parameters
 METHODS = [(kind, name) for kind, registry in KINDS.items() for name in registry.names()]
 
 
+def test_what_attacks_act_on_and_defenses_protect():
+    surfaces = {
+        row["name"]: row["surface"] for kind in ("attacks", "defenses") for row in entries(kind)
+    }
+    assert {surfaces[name] for name in ("latent", "decoder", "disco", "later_cut")} == {"features"}
+    assert {surfaces[name] for name in ("gmi", "smile", "midre", "ssd")} == {"model"}
+
+
+def test_a_defense_names_the_attackers_who_know_it():
+    assert describe("midre")["adaptive"] == ["erased (variant of gmi, ifgmi, lomma, mirror, ppa)"]
+    assert describe("decoys")["adaptive"][1:3] == ["modes", "members"]
+    assert describe("gmi")["adaptive"] == []
+
+
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_a_method_in_one_line(kind, name):
     entry = next(entry for entry in entries(kind) if entry["name"] == name)
     facts = describe(name)
-    surface = {"surface": KINDS[kind].get(name).surface} if kind == "attacks" else {}
+    surface = {"surface": entry["surface"]} if kind in ("attacks", "defenses") else {}
     assert entry == {"name": name, "kind": kind, "summary": facts["summary"]} | surface
     assert 20 < len(entry["summary"]) < 200
     assert entry["summary"][-1] in ".?"

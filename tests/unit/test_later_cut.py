@@ -52,8 +52,8 @@ def later(layer, *more, **target):
     return Experiment.parse({**values, "defenses": [{"name": "later_cut", "layer": layer}, *more]})
 
 
-def cut_at(layer):
-    return Experiment.parse({**TOY, "target": {**TOY["target"], "cut": layer}})
+def cut_at(layer, **target):
+    return Experiment.parse({**TOY, "target": {**TOY["target"], "cut": layer, **target}})
 
 
 def test_only_the_cut_of_the_audited_network_moves():
@@ -164,15 +164,30 @@ def test_the_same_feature_under_another_name_is_no_later_one():
 )
 def test_cuts_that_cannot_be_moved_there(layer, target, message):
     found = problems([("toy", later(layer, **target))])
-    assert all(line.startswith(("target: ", "defenses: ")) for line in found)
+    assert all(line.startswith("target: ") for line in found)
     with pytest.raises(ConfigError, match=message):
         raise ConfigError(found)
+
+
+@pytest.mark.parametrize("layer", ["layer2.0.conv1", "layer2.0.downsample"])
+def test_a_check_finds_skip_connections_around_a_cut(layer):
+    """Also of blocks that begin by doing nothing, as timm's residual ones do."""
+    (line,) = problems([("toy", cut_at(layer, model="timm:resnet18", options={}))])
+    assert line.startswith(f"target: a cut at '{layer}' splits a skip connection")
+
+
+def test_the_next_of_such_blocks_is_later():
+    network = {"model": "timm:resnet18", "options": {}, "cut": "layer1.0"}
+    assert problems([("toy", later("layer1", **network))]) == []
+    (line,) = problems([("toy", later("layer1", **{**network, "cut": "layer1.1"}))])
+    assert "after 'layer1.1' (target.cut), got" in line
 
 
 def test_a_grid_is_checked_although_another_network_of_it_is_cut_there():
     """An undefended row at the same layer has nothing to complain about, and is checked first."""
     rows = [("undefended", cut_at("stage3")), ("moved", later("stage3", cut="stage3"))]
-    assert [line[:10] for line in problems(rows)] == ["defenses: "]
+    (line,) = problems(rows)
+    assert line.startswith("target: features must leave")
     rows = [("undefended", cut_at("stage3")), ("moved", later("stage3"))]
     assert problems(rows) == []
 

@@ -15,7 +15,7 @@ from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget, Method
 from frostglass.core.registry import Registry, import_path, nearest
 from frostglass.data.base import datasets
-from frostglass.defenses.base import defenses
+from frostglass.defenses.base import Defense, defenses
 from frostglass.metrics.base import metrics
 from frostglass.models.base import models
 from frostglass.networks.amortizer import Amortizer
@@ -65,7 +65,23 @@ def entries(kind: str) -> list[dict[str, Any]]:
     ]
     if registry is attacks:
         rows = [row | {"surface": attacks.get(row["name"]).surface} for row in rows]
+    if registry is defenses:
+        rows = [row | {"surface": _surface(defenses.get(row["name"]))} for row in rows]
     return rows
+
+
+def _surface(defense: type[Defense]) -> str:
+    """Return what a defense protects: whole models, or features that leave a device."""
+    return "features" if defense.needs_cut else "model"
+
+
+def _adaptive(defense: type[Defense]) -> list[str]:
+    """Name the attacks that know a defense, and the attacks of which they are variants."""
+    named = []
+    for name in defense.adaptive:
+        bases = [each for each in attacks.names() if name in attacks.get(each).variants]
+        named.append(f"{name} (variant of {', '.join(bases)})" if bases else name)
+    return named
 
 
 def summary_of(table: published.Table) -> str:
@@ -126,6 +142,7 @@ def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
             {"name": variant, "why": why, "sets": dict(sets)}
             for variant, (why, sets) in variants.items()
         ],
+        "adaptive": _adaptive(method) if is_method and issubclass(method, Defense) else [],
         "file": method.__module__,
     }
 

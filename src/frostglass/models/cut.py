@@ -1,5 +1,6 @@
 """Split inference: cut a network at a layer into a part for the device and one for the server."""
 
+import copy
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ HEAD = "head"  # names the last layer of every network, whatever it is called th
 IMAGES = 2
 AT_ONCE = 128  # images encoded together
 SQUARE: Shape = (1, 1, 1)  # stands for images whose height is their width
+ASLEEP = 0.01  # below it are all numbers of a layer that does nothing yet
 ROUNDING = 1e-4  # of the largest logit: the halves may round differently from the whole
 
 
@@ -38,8 +40,21 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
     """
     tap = _tap(module, tap, image_shape)
     check_layers(module, image_shape, taps=(tap,))
+    tried = _awake(module)
+    encoder, rest, features = _tried(tried, tap, image_shape)
+    if tried is not module:
+        encoder, rest = _halved(module, tap, image_shape)
+    return Halves(encoder, rest, image_shape, tuple(features.shape[1:]), tap)
+
+
+def _halved(module: nn.Module, tap: str, image_shape: Shape) -> tuple[nn.Module, nn.Module]:
+    return _traced(module, tap) or (_Until(module, tap), _From(module, tap, image_shape))
+
+
+def _tried(module: nn.Module, tap: str, image_shape: Shape) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Cut a network; return both halves, and features of noise if these compute what it does."""
     images = noise_images(module, image_shape, IMAGES)
-    encoder, rest = _traced(module, tap) or (_Until(module, tap), _From(module, tap, image_shape))
+    encoder, rest = _halved(module, tap, image_shape)
     features = probe(encoder, images)
     if features.ndim < 2 or len(features) != IMAGES:
         raise ModelError(
@@ -60,7 +75,25 @@ def cut(module: nn.Module, tap: str, image_shape: Shape) -> Halves:
             f"{class_name(module)} cut at {tap!r} does not compute what the whole network does: "
             "cut it behind another layer"
         )
-    return Halves(encoder, rest, image_shape, tuple(features.shape[1:]), tap)
+    return encoder, rest, features
+
+
+def _awake(module: nn.Module) -> nn.Module:
+    """Return a network, or a copy in which no layer multiplies by nearly 0.
+
+    Residual blocks often begin so, and do nothing: cuts inside of them would seem to be right.
+    """
+    asleep = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.numel() and not name.endswith("bias") and not parameter.abs().max() >= ASLEEP
+    ]
+    if asleep:
+        module = copy.deepcopy(module)
+        with torch.no_grad():
+            for name in asleep:
+                module.get_parameter(name).fill_(1.0)
+    return module
 
 
 def check_later(target: Target, given: str) -> None:
@@ -78,9 +111,9 @@ def check_moved(target: Target, given: str) -> None:
     A stage ends after its last block, with the same output.
     """
     check_later(target, given)
-    images = noise_images(target.module, target.image_shape, IMAGES)
-    before = cut(target.module, given, target.image_shape)
-    one, other = (probe(each.encoder, images) for each in (before, halves(target)))
+    module, shape = _awake(target.module), target.image_shape
+    images = noise_images(module, shape, IMAGES)
+    one, other = (probe(cut(module, layer, shape).encoder, images) for layer in (given, target.cut))
     if one.shape == other.shape and _close(one, other):
         raise _not_later(target, given)
 

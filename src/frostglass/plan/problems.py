@@ -132,9 +132,9 @@ class _Checks:
             yield section, partial(self._classifier, config, ()), data, split, config
         for section, method in self._priors():
             yield section, partial(self._prior, method), data, method, exp.surface
-        if exp.target.cut and exp.moves_cut:
-            moved = partial(self._moved, exp.target.cut)
-            yield "defenses", moved, data, exp.target, exp.audited
+        if exp.target.cut:
+            cuts = (exp.target, exp.audited, exp.moves_cut)
+            yield "target", partial(self._cut, exp.target.cut), data, *cuts
         if exp.protection:
             yield "defenses", self._release, data, exp.protection, exp.prior, exp.judging
         for user in (exp.protection, exp.attack if self.attacks else None):
@@ -230,9 +230,14 @@ class _Checks:
         if self.exp.moves_cut and self.exp.target.weights and self.exp.judging.positive_control:
             self._plain(self.exp.target.retrained())  # the control, which is trained
 
-    def _moved(self, given: str) -> None:
-        """Check that features leave later than `target.cut`."""
-        check_moved(self._plain(self.exp.audited), given)
+    def _cut(self, given: str) -> list[str]:
+        """Cut the network for real: values tell what a skip connection passes by."""
+        if self._ledger is not None:
+            return ["a cut cannot be tried on tensors without content"]
+        target = self._plain(self.exp.audited)
+        if self.exp.moves_cut:
+            check_moved(target, given)
+        return []
 
     def _classes_named(self, config: Training) -> None:
         """Check the order of classes by name, if the names are known without reading images."""

@@ -51,10 +51,17 @@ class Training:
             checkpoint; all but the head is taken.
         start_parts: the parts of the network to fill from that checkpoint, such as ["features"];
             everything but the head by default.
-        epochs, batch, optimizer, lr, momentum, nesterov, weight_decay: the usual; momentum is
-            SGD's.
-        schedule: "constant", "cosine" to zero, or "milestones": × `decay` after each share of the
-            epochs in `milestones`.
+        epochs: how often each training image is shown.
+        batch: images of a step.
+        optimizer: "adam", "adamw" or "sgd".
+        lr: its step size at the start.
+        momentum: of SGD.
+        nesterov: use Nesterov's form of it.
+        weight_decay: how strongly weights are drawn to zero.
+        schedule: of the step size: "constant", "cosine" to zero, or "milestones".
+        milestones: shares of the epochs after which the schedule of that name multiplies by
+            `decay`.
+        decay: by how much.
         flip: mirror half of the training images.
         shift: move them by up to this many pixels.
         crop: cut out a square of at least this share of the area.
@@ -71,7 +78,7 @@ class Training:
             instead of identities; an image may have any number of them, and accuracy is then the
             mean over attributes.
         cut: the layer after which features leave the device, if the network is split between a
-            device and a server.
+            device and a server; "head" is the last one of every network.
     """
 
     model: str = "cnn"

@@ -39,7 +39,8 @@ class Rounding(Defense):
     far smaller than a cell becomes 0, such as channels that `disco` weakened.
 
     Use: with `target.cut` at the head: the device sends its predictions, whose signs name the
-        attributes. Before the head the server has to bear the rounding, and more bits leave.
+        attributes. Before it, the server has to bear the rounding, and with one bit nothing
+        leaves from behind a ReLU.
     Cost: nothing.
     Paper: none; ours.
     Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
@@ -47,7 +48,8 @@ class Rounding(Defense):
 
     Args:
         bits: bits of each number; 0 releases the plain features.
-        limit: the largest number that is distinguished, in the units of the feature.
+        limit: the largest number that is distinguished, in the units of the feature; features
+            that are all much smaller share one or two values.
         zero: keep 0 as a value; needs two bits.
     """
 

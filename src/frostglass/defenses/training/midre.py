@@ -35,7 +35,7 @@ class Midre(Defense):
 
     Args:
         low: least share of the area that is erased, published 0.1.
-        high: greatest share; published 0.4 and 0.8. 0 disables the defense.
+        high: greatest share; published 0.4 and 0.8. 0 for both disables the defense.
         fill: colour of the box, a number in [0, 1] for each channel; by default ImageNet's mean
             (0.485, 0.456, 0.406), and its luma for grey images.
     """
@@ -51,9 +51,8 @@ class Midre(Defense):
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ValueError(
-                f"low must be at most high, got {self.low} and {self.high}: exchange them"
-            )
+            fix = "exchange them" if self.high else "to disable it set both to 0"
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}: {fix}")
 
     @classmethod
     def strengths(cls, classes: int, secret: int) -> Mapping[str, Range]:

@@ -27,7 +27,8 @@ class TrapMid(Defense):
     of y'.
 
     Use: a network that is trained long enough to learn its triggers: read `trapdoor_success` first,
-        and audit it with several attacks: in our trials GMI found few people, and PPA most.
+        raise `alpha` if it is low, and audit it with several attacks: in our trials GMI found few
+        people at 0.1, and PPA most.
     Cost: an epoch takes about 5 times as long: two more networks' passes a step.
     Paper: Liu, Chen, Trap-MID: Trapdoor-based Defense against Model Inversion Attacks, NeurIPS
         2024, arXiv 2411.08460.
