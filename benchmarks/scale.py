@@ -105,7 +105,7 @@ def peak(stage: str, count: int, folder: Path) -> int:
 
 def _split(dataset: Any, count: int, folder: Path) -> Any:
     from frostglass import Store
-    from frostglass.auditing.experiment import Fractions
+    from frostglass.auditing.fractions import Fractions
     from frostglass.auditing.steps import SPLIT
     from frostglass.store.keys import fingerprint
 

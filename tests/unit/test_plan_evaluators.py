@@ -8,7 +8,8 @@ import torch
 
 from commands import TOY
 from frostglass.auditing import networks
-from frostglass.auditing.experiment import Fractions, experiments
+from frostglass.auditing.experiment import experiments
+from frostglass.auditing.fractions import Fractions
 from frostglass.data.faces import Faces
 from frostglass.evaluators.embedder import read_embedder
 from frostglass.plan.brief import blank_split, few_of_each

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frostglass.attacks.base import Attack, invert, prior_only
-from frostglass.auditing.experiment import Fractions
+from frostglass.auditing.fractions import Fractions
 from frostglass.auditing.products import (
     Exposure,
     ImageBatch,

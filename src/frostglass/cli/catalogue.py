@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from frostglass.analyses.base import analyses
 from frostglass.attacks.base import Attack, attacks
-from frostglass.auditing.experiment import Fractions, Judging
+from frostglass.auditing.experiment import Judging
+from frostglass.auditing.fractions import Fractions
 from frostglass.auditing.thresholds import Thresholds
 from frostglass.core.errors import ConfigError
 from frostglass.core.method import AuditSize, Budget, Method

@@ -253,8 +253,8 @@ def _one(settings: Mapping[str, Any], goal: Goal) -> Experiment:
     """Read the one experiment of a config, and refuse what a hardening sets itself."""
     if "grid" in settings:
         raise ConfigError(
-            "grid: hardening takes a config of one experiment: remove [grid], and name the defenses "
-            "to tune in `defenses = [...]` or with --defenses"
+            "grid: hardening takes a config of one experiment: remove [grid], and name what to "
+            "tune in `defenses = [...]` or with --defenses"
         )
     ((_, exp),) = experiments(settings)
     goal.check(exp)

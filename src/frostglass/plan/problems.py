@@ -36,6 +36,7 @@ from frostglass.plan.attack_problems import access_problems, known_attribute, pr
 from frostglass.plan.brief import blank_split
 from frostglass.plan.dry_run import without_floats
 from frostglass.plan.ledger import Ledger
+from frostglass.plan.people_problems import too_few_images, too_few_people, too_few_victims
 from frostglass.priors.base import PriorMethod
 from frostglass.runtime.seeding import seeded
 from frostglass.store.keys import plain
@@ -289,35 +290,13 @@ class _Checks:
         return untrained(config, self._classes(config), self.exp.data.image_shape, (), seed=0)
 
     def _people(self) -> list[str]:
-        wanted, people = self.exp.judging.identities, self._counts[0]
-        if wanted is None or wanted <= people:
-            return []
-        return [
-            f"identities must be at most {people}, the number of private people, got {wanted}. "
-            "Lower it, or remove it to attack all of them."
-        ]
+        return too_few_people(self.exp, self._counts[0])
 
     def _victims(self) -> list[str]:
-        classes, private, _ = self._counts
-        wanted = self.exp.judging.images
-        held_out = max(1, round(private // classes * self._test_share()))
-        if wanted <= held_out:
-            return []
-        return [
-            f"images must be at most {held_out}, the held-out images of each person, got {wanted}. "
-            "Lower it, or raise split.test."
-        ]
+        return too_few_victims(self.exp, self._counts, self._test_share())
 
     def _two_images(self) -> list[str]:
-        images, split = self.exp.data.most_of_one(), self.exp.split
-        shares = (self._test_share(), split.validation)
-        held_out = sum(max(1, round(images * share)) for share in shares)
-        if images - held_out >= 2:
-            return []
-        return [
-            "at least 2 training images of some person are needed to calibrate similarity, got "
-            f"{images - held_out} ({images} images, {held_out} held out). Add images of a person."
-        ]
+        return too_few_images(self.exp, self._test_share())
 
     def _public_people(self) -> list[str]:
         """Check the public people that networks are trained on."""

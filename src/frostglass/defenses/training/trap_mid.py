@@ -26,9 +26,8 @@ class TrapMid(Defense):
     `facts`: `trapdoor_success` is the share of public images that are called y' with the trigger
     of y'.
 
-    Use: a network that is trained long enough to learn its triggers: read `trapdoor_success` first,
-        raise `alpha` if it is low, and audit it with several attacks: in our trials GMI found few
-        people at 0.1, and PPA most.
+    Use: a long training: read `trapdoor_success`, raise `alpha` if it is low, and audit with
+        several attacks: in our trials GMI found few people at 0.1, and PPA most.
     Cost: an epoch takes about 5 times as long: two more networks' passes a step.
     Paper: Liu, Chen, Trap-MID: Trapdoor-based Defense against Model Inversion Attacks, NeurIPS
         2024, arXiv 2411.08460.
