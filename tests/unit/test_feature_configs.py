@@ -32,6 +32,7 @@ def strengths(name, defense, parameter):
 
 def test_which_there_are():
     assert set(PATHS) == {
+        "folder-features",
         "faces/features",
         "faces/protections",
         "faces/deeper-cuts",
