@@ -22,6 +22,7 @@ from frostglass.auditing.run import run_all
 from frostglass.auditing.run_folder import summary, write_run
 from frostglass.auditing.victims import victims_of
 from frostglass.cli.app import app
+from frostglass.cli.split import _shipped
 from frostglass.core.assets import Assets
 from frostglass.core.display import image_grid
 from frostglass.core.errors import ConfigError, DataError, ModelError
@@ -440,7 +441,7 @@ def test_the_commands(finished, config, tmp_path):
         "--out",
         tmp_path / "split",
         "--only",
-        "crafter, latent",
+        "crafter",
         "--json",
     )
     assert protected.exit_code == 0, protected.output
@@ -456,7 +457,7 @@ def test_the_commands(finished, config, tmp_path):
             "--out",
             tmp_path / "split",
             "--only",
-            "crafter, latent",
+            "crafter",
         ).exit_code
         == 2
     )
@@ -479,6 +480,17 @@ def test_the_commands(finished, config, tmp_path):
     assert call("release", tmp_path, album, "--out", tmp_path / "other.safetensors").exit_code == 2
 
 
+def test_what_is_shipped_has_no_attack():
+    """Cases are attacks; one that brings a prior of its own changes what Crafter releases."""
+    assert list(_shipped(experiments(GRID))) == ["undefended", "adv_learn", "crafter"]
+    cases = [*GRID["grid"]["case"][:2], {"case": "other", "prior": {"name": "pretrained"}}]
+    cases[2]["attack"] = cases[1]["attack"]
+    own = {**GRID, "grid": {"defenses": [[CRAFT]], "case": cases}}
+    shipped = _shipped(experiments(own))
+    assert list(shipped) == ["crafter", "crafter, other"]
+    assert shipped["crafter, other"].prior.name == "pretrained"
+
+
 def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_path):
     """Public images too few for an embedder, and evaluators that cannot be built, do not matter."""
     changes = (
@@ -497,7 +509,7 @@ def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_pat
         "--out",
         tmp_path / "split",
         "--only",
-        "undefended, decoder",
+        "undefended",
         "--json",
         *settings,
     )
@@ -517,7 +529,7 @@ def test_a_split_model_is_shipped_without_what_only_attacks_need(config, tmp_pat
             "--out",
             tmp_path / "other",
             "--only",
-            "undefended, decoder",
+            "undefended",
             *settings,
             "--set",
             more,

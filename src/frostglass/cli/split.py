@@ -1,6 +1,8 @@
 """The commands `protect` and `release`, about split models."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ def protect_settings(
 ) -> None:
     """Train the split model of a config, or find it in the store, and write client and server."""
     prepare(threads)
-    exp = _one(dict(experiments(settings)), label)
+    exp = _one(_shipped(experiments(settings)), label)
     check_machine(store)
     check_writable("--out", out)
     for part in ("client", "server"):
@@ -53,6 +55,18 @@ def protect_settings(
         f"{plain['mean_auc']:.2f}"
     )
     print("to see what an attacker reconstructs from these features: frostglass run CONFIG")
+
+
+def _shipped(chosen: Sequence[tuple[str, Experiment]]) -> dict[str, Experiment]:
+    """Name what can be shipped: experiments that differ in their attacks alone are one."""
+    shipped: dict[str, Experiment] = {}
+    attack = chosen[0][1].attack
+    for label, exp in chosen:
+        plain = replace(exp, case="", attack=attack, attacker_prior=None)
+        if plain not in shipped.values():
+            name = label.removesuffix(f", {exp.case}") if exp.case else label
+            shipped[label if name in shipped else name] = plain
+    return shipped
 
 
 def _one(chosen: dict[str, Experiment], label: str | None) -> Experiment:
