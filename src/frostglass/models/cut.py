@@ -92,7 +92,8 @@ def _awake(module: nn.Module) -> nn.Module:
         module = copy.deepcopy(module)
         with torch.no_grad():
             for name in asleep:
-                module.get_parameter(name).fill_(1.0)
+                weight = module.get_parameter(name)
+                weight.fill_(1 / weight[0].numel() if weight.ndim else 1)  # a mean, of no large sum
     return module
 
 
