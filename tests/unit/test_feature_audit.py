@@ -482,7 +482,12 @@ def test_the_commands(finished, config, tmp_path):
 
 def test_what_is_shipped_has_no_attack():
     """Cases are attacks; one that brings a prior of its own changes what Crafter releases."""
-    assert list(_shipped(experiments(GRID))) == ["undefended", "adv_learn", "crafter"]
+    names = ["undefended", "adv_learn", "crafter"]
+    assert list(_shipped(experiments(GRID))) == names
+    cases_first = dict(reversed(GRID["grid"].items()))
+    assert list(_shipped(experiments({**GRID, "grid": cases_first}))) == names
+    alone = {**TOY, "grid": {"defenses": [[], [GAME], [CRAFT]]}}
+    assert list(_shipped(experiments(alone))) == names
     cases = [*GRID["grid"]["case"][:2], {"case": "other", "prior": {"name": "pretrained"}}]
     cases[2]["attack"] = cases[1]["attack"]
     own = {**GRID, "grid": {"defenses": [[CRAFT]], "case": cases}}

@@ -64,7 +64,7 @@ def _shipped(chosen: Sequence[tuple[str, Experiment]]) -> dict[str, Experiment]:
     for label, exp in chosen:
         plain = replace(exp, case="", attack=attack, attacker_prior=None)
         if plain not in shipped.values():
-            name = label.removesuffix(f", {exp.case}") if exp.case else label
+            name = label.removesuffix(f", {exp.case}").removeprefix(f"{exp.case}, ")
             shipped[label if name in shipped else name] = plain
     return shipped
 
