@@ -34,7 +34,8 @@ def test_evaluators_are_planned_on_their_images_and_the_target_on_its_own(tmp_pa
     steps, unknown = dry_run(experiments(config), Store(tmp_path))
     assert unknown == ""
     works = [step.work for _, _, step in steps if step.title.startswith("target")]
-    assert works == ["1 epochs × 20 images", "1 epochs × 20 images", "2 epochs × 8 images"]
+    networks = ["resnet: 1 epochs × 20 images", "lenet: 1 epochs × 20 images"]
+    assert works == [*networks, "cnn: 2 epochs × 8 images"]
 
 
 def test_a_brief_training_keeps_ten_images_of_many_people_in_any_order():

@@ -43,7 +43,7 @@ from frostglass.store.files import Work
 from frostglass.store.manifest import MANIFEST
 from frostglass.store.step import Step, Task, with_key
 from frostglass.store.store import Store
-from frostglass.training.settings import Training
+from frostglass.training.settings import PUBLIC, STRANGERS, Training
 
 T = TypeVar("T")
 KEY = re.compile(r"\b[0-9a-f]{24}")
@@ -252,6 +252,9 @@ class DryRunStore(Store):
             images = full.trained / max(1, brief.trained)
             epochs = full.config.epochs / brief.config.epochs
             cost = Cost().plus(looped, epochs * images).plus(once.plus(looped, -1.0), images)
+            # Targets, evaluators and embedders are all trained by the same step.
+            whose = "public images" if full.inputs["data"] in (PUBLIC, STRANGERS) else "images"
+            work = f"{full.config.model}: {work.replace('images', whose)}"
         elif not brief.images:
             ratio = 1.0 if isinstance(full.config, Method) else full.count / brief.count
             work, cost = work or _simple_work(task, full), Cost().plus(once, ratio)
