@@ -83,6 +83,14 @@ def test_the_step_sizes_of_crafter_z_are_those_of_its_table():
     assert strengths("faces/crafter-z", "crafter_z", "lr") == [1e-4, 5e-4, 1e-3]
 
 
+def test_the_configs_of_crafter_share_images_and_the_training_of_the_prior():
+    scenarios = [f"celeba/resnet18-crafter{end}" for end in ("", "-z", "-training")]
+    inference, *others = (made(name)[0] for name in [*scenarios, "lfw/resnet18-crafter"])
+    assert all(exp.data == inference.data for exp in others[:-1])
+    for exp in (inference, *others):
+        assert (exp.prior.lr, exp.prior.steps) == (4e-4, 100_000)
+
+
 def test_the_training_scenario_has_the_settings_of_the_appendix():
     first = made("celeba/resnet18-crafter-training")[0]
     assert (first.prior.latent, first.prior.first_size) == (700, 8)
