@@ -27,7 +27,12 @@ def test_what_attacks_act_on_and_defenses_protect():
 def test_a_defense_names_the_attackers_who_know_it():
     assert describe("midre")["adaptive"] == ["erased (variant of gmi, ifgmi, lomma, mirror, ppa)"]
     assert describe("decoys")["adaptive"][1:3] == ["modes", "members"]
-    assert describe("gmi")["adaptive"] == []
+    assert describe("gmi")["adaptive"] is None
+    assert describe("disco")["adaptive"] == [
+        "channels (variant of decoder, hybrid, latent)",
+        "adapt (parameter of decoder, latent, mapper)",
+    ]
+    assert describe("bido")["adaptive"] == []
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)

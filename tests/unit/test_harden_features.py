@@ -193,6 +193,18 @@ def test_the_attacks_on_features():
     assert [case["case"] for case in feature_cases(without, ["adv_learn"])] == ["decoder", "hybrid"]
 
 
+def test_attacks_on_features_that_know_a_protection():
+    exp = experiment(attack={"name": "decoder", "epochs": 12, "unit_channels": True})
+    cases = {case["case"]: case["attack"] for case in feature_cases(exp, ["disco"])}
+    plain = ["decoder", "hybrid", "latent"]
+    assert [*cases] == ["decoder, channels", *plain, "hybrid, channels", "latent, channels"]
+    assert (cases["decoder"]["epochs"], cases["decoder"]["unit_channels"]) == (12, False)
+    assert cases["hybrid"]["starter"] == {"epochs": 12}
+    assert cases["hybrid, channels"]["starter"] == {"epochs": 12, "unit_channels": True}
+    assert cases["hybrid, channels"]["gap"] == cases["latent, channels"]["gap"] == "channels"
+    assert cases["latent, channels"]["pool"] == cases["latent"]["pool"]
+
+
 def test_the_attack_of_the_config_comes_first_and_stays():
     exp = experiment(attack={"name": "decoder", "adapt": 32, "epochs": 3})
     first, plain, *rest = feature_cases(exp, ["crafter"])

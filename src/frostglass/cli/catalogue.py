@@ -77,11 +77,21 @@ def _surface(defense: type[Defense]) -> str:
 
 
 def _adaptive(defense: type[Defense]) -> list[str]:
-    """Name the attacks that know a defense, and the attacks of which they are variants."""
+    """Name the attacks that know a defense, or their variants and parameters that do."""
     named = []
     for name in defense.adaptive:
-        bases = [each for each in attacks.names() if name in attacks.get(each).variants]
-        named.append(f"{name} (variant of {', '.join(bases)})" if bases else name)
+        variants = [each for each in attacks.names() if name in attacks.get(each).variants]
+        parameters = [
+            each
+            for each in attacks.names()
+            if name in (field.name for field in dataclasses.fields(attacks.get(each)))
+        ]
+        if variants:
+            named.append(f"{name} (variant of {', '.join(variants)})")
+        elif parameters:
+            named.append(f"{name} (parameter of {', '.join(parameters)})")
+        else:
+            named.append(name)
     return named
 
 
@@ -143,7 +153,7 @@ def _page(name: str, kind: str, method: Any) -> dict[str, Any]:
             {"name": variant, "why": why, "sets": dict(sets)}
             for variant, (why, sets) in variants.items()
         ],
-        "adaptive": _adaptive(method) if is_method and issubclass(method, Defense) else [],
+        "adaptive": _adaptive(method) if is_method and issubclass(method, Defense) else None,
         "file": method.__module__,
     }
 

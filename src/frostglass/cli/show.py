@@ -64,8 +64,8 @@ def show_method(name: str, *, as_json: bool) -> None:
     print(f"{facts['name']} ({facts['kind']}, {facts['file']})\n\n{facts['text']}")
     if facts["cost"] and "Cost: " not in facts["text"]:
         print(f"\nCost at the defaults ({EXAMPLE_WORDS}): {facts['cost']}")
-    if facts["adaptive"]:
-        line = f"Attackers who know it: {'; '.join(facts['adaptive'])}."
+    if facts["adaptive"] is not None:
+        line = f"Attackers who know it: {'; '.join(facts['adaptive']) or 'none here'}."
         print("\n" + textwrap.fill(line, COLUMNS, subsequent_indent="    "))
     if facts["parameters"]:
         print("\nParameters:")

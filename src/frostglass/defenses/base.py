@@ -167,8 +167,8 @@ class Release:
 class Defense(Method):
     """Base of all defenses: parameters are fields, hooks are methods that do nothing by default.
 
-    `disabled` holds the parameters at which the defense does nothing. `adaptive` names the attacks
-    that know the defense: variants of attacks by gradients, or registered attacks.
+    `disabled` holds the parameters at which the defense does nothing. `adaptive` names what
+    knows the defense: variants of attacks, parameters of attacks on features, or attacks.
     Hooks run in this order: `stage`, `prepare`, `problems`, `added_images`, `begin`, `optimizer`,
     `opponent`; in each epoch `modes` and `batches`; in each step `changes` and `losses`; at the
     end `complete`, `facts` and `measurements`. A defense with `releases` acts on the features of a

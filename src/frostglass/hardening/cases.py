@@ -78,34 +78,54 @@ def feature_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     The config's attack, a decoder and a search that starts from it; with a prior also a search of
     its latents, which finds most behind later layers. If a protection acts on what leaves the
     device, also decoders that know it: trained on what it releases for other images (A1), and given
-    the mean of several releases (A3).
+    the mean of several releases (A3). And each in the variants that know a protection.
     """
+    protections = [defenses.get(name) for name in names]
     decoder = _decoder(exp.attack)
     own = {key: value for key, value in asdict(decoder).items() if value != vars(Decoder())[key]}
     usual: list[FeatureAttack] = [decoder, Hybrid(starter=own)]
     if exp.prior or exp.attacker_prior:
         usual.append(Latent(pool=POOL, tries=1))
-    if any(defenses.get(name).releases for name in names):
-        usual.append(replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS))
-        usual.append(replace(decoder, averaged=RELEASES))
+    titled = [(_feature_title(attack), attack) for attack in (exp.attack, *usual)]
+    if any(protection.releases for protection in protections):
+        adapted = replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS)
+        averaged = replace(decoder, averaged=RELEASES)
+        titled += [(_feature_title(attack), attack) for attack in (adapted, averaged)]
+    for name in dict.fromkeys(each for one in protections for each in one.adaptive):
+        knowing = [_knowing(attack, name) for attack in usual if name in attack.variants]
+        titled += [(_feature_title(attack), attack) for attack in knowing]
     cases: dict[str, Case] = {}
-    for attack in [exp.attack, *usual]:
-        title = _feature_title(attack)
+    for title, attack in titled:
         cases.setdefault(title, _case(title, attack, {}))  # the config's comes first, and stays
     return list(cases.values())
+
+
+def _knowing(attack: FeatureAttack, name: str) -> FeatureAttack:
+    """Return a variant of an attack on features with its other settings, and its starter's."""
+    varied = dict(attack.variants[name][1])
+    if isinstance(attack, Hybrid):
+        varied["starter"] = attack.starter | varied.get("starter", {})
+    return replace(attack, **varied)
 
 
 def _decoder(attack: Attack) -> Decoder:
     """Return a decoder with the settings of the config's, without knowledge of a protection."""
     if isinstance(attack, Hybrid) and attack.first is not None:
         attack = attack.first
-    return replace(attack, adapt=0, averaged=1) if isinstance(attack, Decoder) else Decoder()
+    if isinstance(attack, Decoder):
+        return replace(attack, adapt=0, averaged=1, unit_channels=False)
+    return Decoder()
 
 
 def _feature_title(attack: Attack) -> str:
     assert isinstance(attack, FeatureAttack)  # the surface of an experiment and its attack agree
-    knows = [*(["A1"] if attack.protected_images else []), *(["A3"] if attack.releases > 1 else [])]
-    return ", ".join([attack.display_title, *knows])
+    fields = vars(attack)
+    knows = {
+        "A1": attack.protected_images > 0,
+        "A3": attack.releases > 1,
+        "channels": fields.get("gap") == "channels" or fields.get("unit_channels") is True,
+    }
+    return ", ".join([attack.display_title, *(name for name in knows if knows[name])])
 
 
 def given_cases(tables: Sequence[Mapping[str, Any]], prior: str) -> list[Case]:

@@ -65,6 +65,11 @@ class Hybrid(SearchAttack):
             "knowledge of faces",
             {"start": "noise", "steps": 500, "lr": 0.02, "smooth": 0.1},
         ),
+        "channels": (
+            "for a device that weakens channels, as Disco does: their size counts neither for the "
+            "search nor for the decoder that it starts from",
+            {"gap": "channels", "starter": {"unit_channels": True}},
+        ),
     }
 
     def __post_init__(self) -> None:

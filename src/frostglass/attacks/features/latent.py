@@ -122,6 +122,10 @@ class Latent(SearchAttack):
             "A1: the generator learns from what the protection releases for public images",
             {"adapt": 128},
         ),
+        "channels": (
+            "for a device that weakens channels, as Disco does: their size does not count",
+            {"gap": "channels"},
+        ),
     }
 
     def __post_init__(self) -> None:

@@ -53,6 +53,7 @@ class CrafterZ(Crafting):
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 15.0
 
     title: ClassVar[str] = "Crafter-z"
+    adaptive: ClassVar = ("adapt", "averaged")
     unkeyed: ClassVar[Mapping[str, Any]] = {}  # results from before `starts` have no ceiling
     variants: ClassVar[Variants] = {
         "published": (

@@ -43,8 +43,8 @@ class Rounding(Defense):
         leaves from behind a ReLU.
     Cost: nothing.
     Paper: none; ours.
-    Differs: it is in none of the papers. Attackers who know it: `adapt` of `decoder` trains on
-        rounded features, and `tolerance` of `latent`, half a cell, accepts any number of a cell.
+    Differs: it is in none of the papers. `adapt` of `decoder` trains on rounded features, and
+        `tolerance` of `latent`, half a cell, accepts any number of a cell.
 
     Args:
         bits: bits of each number; 0 releases the plain features.
@@ -58,6 +58,7 @@ class Rounding(Defense):
     zero: bool = False
 
     title = "Rounding"
+    adaptive: ClassVar = ("adapt", "tolerance")
     disabled: ClassVar[Mapping[str, Any]] = {"bits": 0}
     unkeyed: ClassVar[Mapping[str, Any]] = {"zero": False}
     releases: ClassVar[bool] = True

@@ -106,6 +106,7 @@ class AdvLearn(DecoderDefense):
     pretrain: Annotated[int, Field(ge=0)] = 0
 
     title = "AdvLearn"
+    adaptive: ClassVar = ("adapt",)
     disabled: ClassVar = {"pixel": 0.0, "perceptual": 0.0}
     variants: ClassVar = {
         "published": (

@@ -169,6 +169,7 @@ class Disco(DecoderDefense):
     selection: Literal["learned", "random"] = "learned"
 
     title = "Disco"
+    adaptive: ClassVar = ("channels", "adapt")
     disabled: ClassVar = {"ratio": 0.0, "alpha": 0.0}
     unkeyed: ClassVar = {"selection": "learned"}
     variants: ClassVar = {

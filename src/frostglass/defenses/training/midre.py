@@ -24,7 +24,7 @@ class Midre(Defense):
 
     Use: a recipe that must keep its network and its loss. In our trials it cost 3 points of
         accuracy with 40 people and 11 with 300, and left 81 % recognised.
-    Cost: not measured; images are changed, and nothing else is added.
+    Cost: none in time that we could measure; images are changed, and nothing else is added.
     Paper: Tran, Nguyen et al., Random Erasing vs. Model Inversion: A Promising Defense or a False
         Hope?, TMLR 2025, arXiv 2409.01062.
     Differs: the published code erases squares, of images that are square; a box of the image's
