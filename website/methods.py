@@ -75,7 +75,13 @@ def method_page(kind: str, name: str) -> str:
     summary, _, rest = facts["about"].partition("\n\n")
     parts = [f"# {prose(facts['title'])}", _kind_line(kind, facts), prose(summary)]
     parts += [prose(paragraph) for paragraph in rest.split("\n\n") if paragraph]
-    for heading, text in (("When to use it", facts["use"]), ("Cost", _cost(facts))):
+    known_by = None if facts["adaptive"] is None else "; ".join(facts["adaptive"]) or "none here"
+    sections = (
+        ("When to use it", facts["use"]),
+        ("Cost", _cost(facts)),
+        ("Attackers who know it", known_by),
+    )
+    for heading, text in sections:
         if text:
             parts += [f"## {heading}", prose(text[0].upper() + text[1:])]
     if example := _example(kind, facts):

@@ -67,6 +67,7 @@ def test_every_method_has_a_page(kind):
         assert all(f"| `{one['name']}` |" in page for one in facts["parameters"])
         headings = re.findall(r"^## (.+)", page, re.MULTILINE)
         assert ("When to use it" in headings) is bool(facts["use"])
+        assert ("Attackers who know it" in headings) is (kind == "defenses")
         assert ("Paper" in headings) is bool(facts["paper"])
         assert ("Differences from the paper" in headings) is bool(facts["differs"])
         assert ("Variants" in headings) is bool(facts["variants"])
