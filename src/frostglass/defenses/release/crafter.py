@@ -42,8 +42,8 @@ class Crafter(Crafting):
     image.
 
     Use: features that leave a device whose network must stay as it is; needs a generator and time
-        for each image. Release each image once: in our trials a decoder had 65 %
-        from two releases, 48 % from one.
+        for each image. Release each image once: in our trials a decoder had 65 % from
+        two releases, 48 % from one.
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024, arXiv 2401.07205.
     Differs: the paper's L is an unsquared norm; the code searches z* with 100 times that norm over

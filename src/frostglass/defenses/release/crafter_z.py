@@ -28,7 +28,7 @@ class CrafterZ(Crafting):
     `crafter` records; `residual_start` and `gradient_start` tell how well the first inversion went.
 
     Use: as `crafter`, where privacy is worth most of the utility; a step costs far less. In our
-        trials 43 % were recognised at half of the MCC.
+        two worlds 43 and 47 % were recognised at half of the MCC.
     Paper: Wang et al., Crafter: Facial Feature Crafting against Inversion-based Identity Theft on
         Deep Models, NDSS 2024, arXiv 2401.07205 (Appendix F, Algorithm 3).
     Differs: the code divides L_u by 64·64·64 where a feature has 64·16·16 values; d is the true

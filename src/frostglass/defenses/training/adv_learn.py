@@ -47,7 +47,7 @@ class AdvLearn(DecoderDefense):
     trains new ones. A network that withstands this decoder need not withstand a stronger one.
 
     Use: features that leave a device, where the network may be trained; a baseline. Audit it with
-        `hybrid` and, at deep cuts, `latent`: in our trials they found more than any decoder.
+        `hybrid` and, at deep cuts, `latent`, and look at the images: dark faces vanished first.
     Cost: a decoder is trained beside the network, and a fresh one after it: some 7 times the time
         of an undefended training with the variant "converging" in faces/trained-protections.
     Paper: Xiao, Tsai, Sohn, Chandraker, Yang, Adversarial Learning of Privacy-Preserving and
