@@ -3,6 +3,7 @@
 import os
 import signal
 import warnings
+from dataclasses import fields
 from types import SimpleNamespace
 
 import optuna
@@ -314,5 +315,10 @@ def test_a_defense_takes_the_ends_of_its_ranges(name, end):
 
 @pytest.mark.parametrize("name", defenses.names())
 def test_adaptive_attacks_exist(name):
-    variants = {each for attack in attacks.names() for each in attacks.get(attack).variants}
-    assert set(defenses.get(name).adaptive) <= {*variants, *attacks.names()}
+    kinds = [attacks.get(attack) for attack in attacks.names()]
+    variants = {each for kind in kinds for each in kind.variants}
+    parameters = {field.name for kind in kinds for field in fields(kind)}
+    named = {*variants, *attacks.names()}
+    if defenses.get(name).needs_cut:  # attacks on features know a protection by parameters too
+        named |= parameters
+    assert set(defenses.get(name).adaptive) <= named
