@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, describe, entries
+from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, attackers_of, describe, entries
 from website.text import cell, code, fenced, prose, table
 
 ABOUT = {
@@ -75,11 +75,10 @@ def method_page(kind: str, name: str) -> str:
     summary, _, rest = facts["about"].partition("\n\n")
     parts = [f"# {prose(facts['title'])}", _kind_line(kind, facts), prose(summary)]
     parts += [prose(paragraph) for paragraph in rest.split("\n\n") if paragraph]
-    known_by = None if facts["adaptive"] is None else "; ".join(facts["adaptive"]) or "none here"
     sections = (
         ("When to use it", facts["use"]),
         ("Cost", _cost(facts)),
-        ("Attackers who know it", known_by),
+        ("Attackers who know it", attackers_of(facts)),
     )
     for heading, text in sections:
         if text:

@@ -10,15 +10,12 @@ from torch import nn
 from feature_worlds import mean_error, run, view_of
 from frostglass.attacks.features.decoder import Decoder
 from frostglass.core.assets import Assets
-from frostglass.data._splits import make_split
-from frostglass.data.faces import Faces
 from frostglass.defenses.training.adv_learn import AdvLearn
 from frostglass.defenses.training.disco import Disco
 from frostglass.defenses.training.tiprdc import Tiprdc
 from frostglass.models.cut import encoded, halves
-from frostglass.training.loop import train_target
 from frostglass.training.settings import Training
-from worlds import NoWork
+from slow_faces import few_people, trained
 
 pytestmark = pytest.mark.slow
 PEOPLE = 12
@@ -37,21 +34,12 @@ ATTACK = Decoder(epochs=8, batch=32, width=8)
 
 @pytest.fixture(scope="module")
 def split():
-    return make_split(
-        Faces(identities=PEOPLE, images=40, public_identities=200, public_images=4),
-        test_fraction=0.2,
-        validation_fraction=0.1,
-        seed=0,
-    )
-
-
-def trained(split, *defenses, config=CONFIG):
-    return train_target(config, split, defenses, seed=0, work=NoWork())
+    return few_people(PEOPLE, 200)
 
 
 @pytest.fixture(scope="module")
 def plain(split):
-    return trained(split)
+    return trained(CONFIG, split)
 
 
 def error_of(target, split, attack=ATTACK):
@@ -64,14 +52,14 @@ def error_of(target, split, attack=ATTACK):
 def test_a_fresh_decoder_of_adv_learn_errs_more(split):
     """By 1.37 and 1.38 with two seeds; a first convolution can hardly forget, a later stage can."""
     defense = AdvLearn.variant("converging", pixel=40.0, decoder_width=8, pretrain=6)
-    defended = trained(split, defense, config=RESIDUAL)
-    assert error_of(defended, split) > 1.2 * error_of(trained(split, config=RESIDUAL), split)
+    defended = trained(RESIDUAL, split, defense)
+    assert error_of(defended, split) > 1.2 * error_of(trained(RESIDUAL, split), split)
 
 
 def test_a_decoder_errs_more_on_pruned_channels_and_less_if_it_knows_them(split, plain):
     at_random = Disco(ratio=0.9, alpha=0.0, selection="random")
     for defense in (Disco(ratio=0.9, decoder_width=8, pruner_width=8), at_random):
-        defended = trained(split, defense)
+        defended = trained(CONFIG, split, defense)
         blind = error_of(defended, split)
         assert blind > 1.5 * error_of(plain, split)
     assert error_of(defended, split, replace(ATTACK, unit_channels=True)) < 0.8 * blind
@@ -108,5 +96,5 @@ def surprise_of_a_reader(target, split):
 def test_a_fresh_reader_of_people_is_surprised_by_tiprdc(split):
     """By 1.8 and 2.1 with two seeds, at a larger weight than the published one."""
     defense = Tiprdc(weight=0.95, epochs=12, reader_width=16, lr=2e-3)
-    defended, plain = trained(split, defense, config=LATER), trained(split, config=LATER)
+    defended, plain = trained(LATER, split, defense), trained(LATER, split)
     assert surprise_of_a_reader(defended, split) > 1.3 * surprise_of_a_reader(plain, split)

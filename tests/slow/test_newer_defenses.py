@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from frostglass.core.types import Images
-from frostglass.data._splits import make_split
-from frostglass.data.faces import Faces
 from frostglass.defenses.training.midre import Midre
 from frostglass.defenses.training.rolss import Rolss
 from frostglass.defenses.training.ssd import Ssd, class_means, scores_of
 from frostglass.defenses.training.trap_mid import TrapMid
-from frostglass.training.loop import accuracy, train_target
+from frostglass.training.loop import accuracy
 from frostglass.training.settings import Training
-from worlds import NoWork, rng
+from slow_faces import few_people, trained
+from worlds import rng
 
 pytestmark = pytest.mark.slow
 RECIPE = {"epochs": 16, "lr": 3e-3, "weight_decay": 1e-3}
@@ -22,21 +21,12 @@ RESIDUAL = Training(model="resnet", options={"width": 8, "depth": 1}, **RECIPE)
 
 @pytest.fixture(scope="module")
 def split():
-    return make_split(
-        Faces(identities=20, images=40, public_identities=40, public_images=4),
-        test_fraction=0.2,
-        validation_fraction=0.1,
-        seed=0,
-    )
-
-
-def trained(split, *defenses, config=CNN):
-    return train_target(config, split, defenses, seed=0, work=NoWork())
+    return few_people(20, 40)
 
 
 @pytest.fixture(scope="module")
 def plain(split):
-    return trained(split)
+    return trained(CNN, split)
 
 
 def half_erased(images):
@@ -46,20 +36,20 @@ def half_erased(images):
 
 
 def test_a_network_that_saw_erased_faces_recognises_them(split, plain):
-    defended = trained(split, Midre(low=0.1, high=0.6))
+    defended = trained(CNN, split, Midre(low=0.1, high=0.6))
     hidden = half_erased(split.test)
     assert accuracy(defended, hidden) > accuracy(plain, hidden) + 0.1
     assert accuracy(defended, split.test) > 0.7
 
 
 def test_a_network_without_last_shortcuts_learns_its_task(split):
-    whole, without = trained(split, config=RESIDUAL), trained(split, Rolss(), config=RESIDUAL)
+    whole, without = trained(RESIDUAL, split), trained(RESIDUAL, split, Rolss())
     assert without.info["accuracy"]["test"] > whole.info["accuracy"]["test"] - 0.15
     assert without.info["parameters"] < whole.info["parameters"]
 
 
 def test_trapdoors_that_can_be_seen_work_on_strangers(split):
-    defended = trained(split, TrapMid(alpha=0.3, discriminator=False, step=0.05))
+    defended = trained(CNN, split, TrapMid(alpha=0.3, discriminator=False, step=0.05))
     facts = defended.info["facts"]["trap_mid"]
     assert facts["trapdoor_success"] > 0.6
     assert facts["without_trigger"] < 0.25
@@ -71,7 +61,7 @@ def test_changed_answers_tell_less_of_an_image_beyond_its_class(split, plain):
 
     The median falls. The mean need not: an image that is drawn into another class ends farther off.
     """
-    defended = trained(split, Ssd(distortion=1.0))
+    defended = trained(CNN, split, Ssd(distortion=1.0))
     scores, labels = scores_of(defended, split.test), split.test.labels
     changed = defended.view("scores").scores(split.test.floats())
 

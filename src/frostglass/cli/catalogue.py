@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -93,6 +93,13 @@ def _adaptive(defense: type[Defense]) -> list[str]:
         else:
             named.append(name)
     return named
+
+
+def attackers_of(facts: Mapping[str, Any]) -> str:
+    """Return who knows a defense, in words; "" for what is not a defense."""
+    if facts["adaptive"] is None:
+        return ""
+    return "; ".join(facts["adaptive"]) or "none here"
 
 
 def summary_of(table: published.Table) -> str:

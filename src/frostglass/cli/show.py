@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from frostglass.auditing.run_folder import versions
-from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, PAPERS, describe, entries
+from frostglass.cli.catalogue import EXAMPLE_WORDS, KINDS, PAPERS, attackers_of, describe, entries
 from frostglass.cli.main import raise_on_interrupt
 from frostglass.cli.papers import show_table
 from frostglass.cli.run import check_device, existing, is_writable
@@ -64,8 +64,8 @@ def show_method(name: str, *, as_json: bool) -> None:
     print(f"{facts['name']} ({facts['kind']}, {facts['file']})\n\n{facts['text']}")
     if facts["cost"] and "Cost: " not in facts["text"]:
         print(f"\nCost at the defaults ({EXAMPLE_WORDS}): {facts['cost']}")
-    if facts["adaptive"] is not None:
-        line = f"Attackers who know it: {'; '.join(facts['adaptive']) or 'none here'}."
+    if known_by := attackers_of(facts):
+        line = f"Attackers who know it: {known_by}."
         print("\n" + textwrap.fill(line, COLUMNS, subsequent_indent="    "))
     if facts["parameters"]:
         print("\nParameters:")
