@@ -86,16 +86,14 @@ def feature_cases(exp: Experiment, names: Iterable[str]) -> list[Case]:
     usual: list[FeatureAttack] = [decoder, Hybrid(starter=own)]
     if exp.prior or exp.attacker_prior:
         usual.append(Latent(pool=POOL, tries=1))
-    titled = [(_feature_title(attack), attack) for attack in (exp.attack, *usual)]
+    adaptive = dict.fromkeys(name for each in protections for name in each.adaptive)
+    knowing = [_knowing(each, name) for name in adaptive for each in usual if name in each.variants]
     if any(protection.releases for protection in protections):
-        adapted = replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS)
-        averaged = replace(decoder, averaged=RELEASES)
-        titled += [(_feature_title(attack), attack) for attack in (adapted, averaged)]
-    for name in dict.fromkeys(each for one in protections for each in one.adaptive):
-        knowing = [_knowing(attack, name) for attack in usual if name in attack.variants]
-        titled += [(_feature_title(attack), attack) for attack in knowing]
+        usual.append(replace(decoder, adapt=PROTECTED, adapt_epochs=PROTECTED_EPOCHS))
+        usual.append(replace(decoder, averaged=RELEASES))
     cases: dict[str, Case] = {}
-    for title, attack in titled:
+    for attack in [exp.attack, *usual, *knowing]:
+        title = _feature_title(attack)
         cases.setdefault(title, _case(title, attack, {}))  # the config's comes first, and stays
     return list(cases.values())
 
